@@ -1,0 +1,358 @@
+"""The reference engine: the contract of :mod:`.engine` as SimPy processes, written to be read.
+
+Every warp is a process, every sub-partition an arbiter. All events go through :meth:`_Clock.at`, which hands SimPy the
+contract's static key as the event's priority: at equal ticks warps resume by number, then sub-partitions arbitrate by
+number. Insertion order never decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import simpy
+
+from ..model.instructions import INSTRUCTIONS, PIPES, Path
+from ..model.program import IntArray, Opcode
+from .engine import (
+    BARRIER_BASE,
+    BARRIER_PER_WARP,
+    DISPATCH,
+    HBM_LATENCY,
+    HBM_RATE,
+    L2_LATENCY,
+    L2_RATE,
+    LOOP_DEPTH,
+    LSU_QUEUE,
+    RECORD_COLUMNS,
+    REPLACE,
+    SCOREBOARDS,
+    SMEM_LATENCY,
+    STALL_BARRIER,
+    STALL_GROUP,
+    STALL_LATENCY,
+    STALL_LAUNCH,
+    STALL_SCOREBOARD,
+    STALL_SMEM,
+    STALLS,
+    Job,
+    Run,
+)
+
+Process = Generator[simpy.Event, Any, None]
+SUB_PARTITIONS = 4
+MILLION = 1_000_000
+
+
+class _Clock:
+    """A SimPy environment whose events carry a static key."""
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment()
+        self.events = 0
+
+    @property
+    def now(self) -> int:
+        return int(self.env.now)
+
+    def fire(self, event: simpy.Event, tick: int, key: int) -> simpy.Event:
+        """Let ``event`` happen at ``tick``, after every event of a smaller key."""
+        event._ok, event._value = True, None
+        self.env.schedule(event, priority=key, delay=tick - self.now)
+        self.events += 1
+        return event
+
+    def at(self, tick: int, key: int) -> simpy.Event:
+        return self.fire(self.env.event(), tick, key)
+
+
+class _Sm:
+    """What one SM's warps share: the SMEM port and its share of L2 and HBM, each first come, first served."""
+
+    def __init__(self, job: Job) -> None:
+        self.free, self.used = [0, 0, 0], [0, 0, 0]
+        self.missed = [0] * max(1, len(job.miss_ppm))
+        self.job = job
+
+    def queue(self, port: int, tick: int, cost: int) -> int:
+        self.free[port] = max(tick, self.free[port]) + cost
+        self.used[port] += cost
+        return self.free[port]
+
+    def memory(self, tick: int, size: int, tensor: int) -> int:
+        """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
+        rate, latency = self.job.rate, self.job.latency
+        done = self.queue(1, tick, size * int(rate[L2_RATE, 0]) // int(rate[L2_RATE, 1])) + int(latency[L2_LATENCY])
+        if tensor >= 0:
+            self.missed[tensor] += int(self.job.miss_ppm[tensor])
+            if self.missed[tensor] >= MILLION:
+                self.missed[tensor] -= MILLION
+                cost = size * int(rate[HBM_RATE, 0]) // int(rate[HBM_RATE, 1])
+                done = max(done, self.queue(2, tick, cost) + int(latency[HBM_LATENCY]))
+        return done
+
+
+class _Warp:
+    """One warp: its number, where it lives, and what it waits for."""
+
+    def __init__(self, number: int, lane: int, sm: int, slot: int) -> None:
+        self.number, self.lane, self.sm, self.slot = number, lane, sm, slot
+        self.ready = False
+        self.since = self.row_start = self.left = self.done_bytes = self.result_at = self.open_until = 0
+        self.tile = self.pc = 0
+        self.row: IntArray | None = None
+        self.board = [0] * SCOREBOARDS
+        self.groups: list[int] = []  # when each closed cp.async group has landed
+        self.served: simpy.Event | None = None  # happens when the warp may go on after its slice
+
+    def begin(self, tile: int, pc: int) -> None:
+        self.tile, self.pc = tile, pc
+        self.board, self.groups, self.open_until = [0] * SCOREBOARDS, [], 0
+
+    def due(self, op: int, arg: int) -> tuple[int, int]:
+        """When what a waiting row waits for has arrived, and the stall it is booked under."""
+        if op == Opcode.DEPEND:
+            return self.result_at, STALL_LATENCY
+        if op == Opcode.WAIT_SCOREBOARD:
+            return self.board[arg], STALL_SCOREBOARD
+        number = len(self.groups) - arg
+        return (self.groups[number - 1] if number > 0 else 0), STALL_GROUP
+
+
+class _SubPartition:
+    """Issue port and pipes of a quarter SM. Round robin among the warps that wait for it, one slice at a time."""
+
+    def __init__(self, machine: _Machine, number: int) -> None:
+        self.machine, self.number = machine, number
+        self.members: list[_Warp] = []
+        self.port_free, self.pipe_free = 0, [0] * len(PIPES)
+        self.served = 0
+        self.wake: int | None = None
+        self.busy = [0] * (len(PIPES) + 1)
+
+    def soonest(self, warp: _Warp) -> int:
+        assert warp.row is not None
+        return max(self.port_free, self.pipe_free[int(self.machine.kinds[warp.row[1], 0])])
+
+    def arbitrate_at(self, tick: int) -> None:
+        if self.wake is None or tick < self.wake:
+            self.wake = tick
+            event = self.machine.clock.at(tick, self.machine.warps + self.number)
+            assert event.callbacks is not None
+            event.callbacks.append(lambda _: self.arbitrate(tick))
+
+    def arbitrate(self, tick: int) -> None:
+        if self.wake != tick:
+            return  # an earlier wake-up took this one's place
+        self.wake = None
+        if self.port_free <= tick:
+            n = len(self.members)
+            for step in range(1, n + 1):
+                rank = (self.served + step) % n
+                if self.members[rank].ready and self.soonest(self.members[rank]) <= tick:
+                    self.served = rank
+                    self.machine.grant(self, self.members[rank])
+                    break
+        waiting = [self.soonest(w) for w in self.members if w.ready]
+        if waiting:
+            self.arbitrate_at(min(waiting))
+
+
+class _Machine:
+    """The job, its SMs, sub-partitions and warps, and what is counted."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.kinds, self.clock = job, job.instruction, _Clock()
+        self.per_cta = len(job.warp_start)
+        self.warps = job.sms * job.slots * self.per_cta
+        self.sms = [_Sm(job) for _ in range(job.sms)]
+        self.quarters = [_SubPartition(self, i) for i in range(job.sms * SUB_PARTITIONS)]
+        self.slots: list[list[_Warp]] = []
+        for slot in range(job.sms * job.slots):
+            sm = slot // job.slots
+            team = [_Warp(slot * self.per_cta + i, i, sm, slot) for i in range(self.per_cta)]
+            for warp in team:
+                self.home(warp).members.append(warp)
+            self.slots.append(team)
+        self.stalls = np.zeros((job.sms, self.per_cta, len(STALLS)), np.int64)
+        self.issued = np.zeros(len(INSTRUCTIONS), np.int64)
+        self.ctas = np.zeros((len(job.queue), 5), np.int64)
+        self.records: list[tuple[int, ...]] = []
+        self.head, self.last = 0, 0
+
+    def home(self, warp: _Warp) -> _SubPartition:
+        lane = warp.number % (self.job.slots * self.per_cta)
+        return self.quarters[warp.sm * SUB_PARTITIONS + lane % SUB_PARTITIONS]
+
+    def stall(self, warp: _Warp, reason: int, amount: int) -> None:
+        self.stalls[warp.sm, warp.lane, reason] += amount
+
+    # --- CTAs ---
+
+    def run(self) -> None:
+        job = self.job
+        for slot in range(job.sms * job.slots):  # the first round: every SM's first slot, then every SM's second
+            order = (slot % job.slots) * job.sms + slot // job.slots
+            if order < len(job.queue):
+                self.head = max(self.head, order + 1)
+                self.start_cta(slot, order, (slot % job.slots) * int(job.latency[DISPATCH]), 0)
+        self.clock.env.run()
+
+    def start_cta(self, slot: int, order: int, tick: int, asked: int) -> None:
+        tile, job = int(self.job.queue[order]), self.job
+        self.ctas[order, :4] = tile, slot // job.slots, slot % job.slots, tick
+        cta = _Cta(self, order, slot, tile)
+        for warp in self.slots[slot]:
+            self.stall(warp, STALL_LAUNCH, tick - asked)
+            self.clock.env.process(cta.warp(warp, self.clock.at(tick, warp.number)))
+
+    def end_cta(self, cta: _Cta) -> None:
+        now = self.clock.now
+        self.ctas[cta.order, 4] = now
+        if self.head < len(self.job.queue):
+            self.head += 1
+            self.start_cta(cta.slot, self.head - 1, now + int(self.job.latency[REPLACE]), now)
+
+    # --- one slice ---
+
+    def grant(self, quarter: _SubPartition, warp: _Warp) -> None:
+        """Give ``warp`` its slice: hold port, pipe and queues, and wake the warp when it may go on."""
+        row, now = warp.row, self.clock.now
+        assert row is not None
+        kind = int(row[1])
+        pipe, port, each, gap, path, smem, quantum, result = (int(v) for v in self.kinds[kind])
+        count = min(warp.left, quantum)
+        warp.ready = False
+        quarter.port_free = now + count * port
+        quarter.pipe_free[pipe] = now + count * each
+        quarter.busy[pipe] += count * each
+        quarter.busy[-1] += count * port
+        self.issued[kind] += count
+        self.stall(warp, pipe, now - warp.since)
+        final = now + (count - 1) * max(each, gap)
+        resume = final + gap
+        warp.result_at = max(warp.result_at, final + result)
+        sm = self.sms[warp.sm]
+        if smem:
+            drained = sm.queue(0, now, count * smem)
+            if path == Path.SMEM:
+                if row[3] >= 0:
+                    warp.board[row[3]] = max(warp.board[row[3]], drained + int(self.job.latency[SMEM_LATENCY]))
+                full = drained - int(self.job.latency[LSU_QUEUE])
+                self.stall(warp, STALL_SMEM, max(0, full - resume))
+                resume = max(resume, full)
+        if path >= Path.GLOBAL_LOAD:
+            moved = int(row[4]) * int(row[2] - warp.left + count) // int(row[2]) - warp.done_bytes
+            warp.done_bytes += moved
+            arrives = sm.memory(now, moved, int(row[5]))
+            if path == Path.GLOBAL_TO_SMEM:
+                warp.open_until = max(warp.open_until, arrives)
+            elif path == Path.GLOBAL_LOAD:
+                warp.board[row[3]] = max(warp.board[row[3]], arrives)
+        warp.left -= count
+        if warp.left == 0 and len(self.records) < self.job.record_limit:
+            slot = warp.slot % self.job.slots
+            self.records.append((warp.row_start, resume, warp.sm, slot, warp.lane, warp.tile, warp.pc))
+        assert warp.served is not None
+        self.clock.fire(warp.served, resume, warp.number)
+
+
+class _Cta:
+    """A tile on a slot: its arguments, its barriers and how many of its warps still run."""
+
+    def __init__(self, machine: _Machine, order: int, slot: int, tile: int) -> None:
+        self.machine, self.order, self.slot, self.tile = machine, order, slot, tile
+        self.args = machine.job.tile_args[tile]
+        self.alive = machine.per_cta
+        self.arrived: dict[int, list[tuple[_Warp, simpy.Event, int]]] = {}
+
+    def arrive(self, barrier: int, warp: _Warp) -> simpy.Event:
+        """Join ``barrier``; the event happens for all warps at once after the last one has come."""
+        machine, clock = self.machine, self.machine.clock
+        team = self.arrived.setdefault(barrier, [])
+        event = clock.env.event()
+        team.append((warp, event, clock.now))
+        if len(team) == machine.per_cta:
+            latency = machine.job.latency
+            release = clock.now + int(latency[BARRIER_BASE]) + int(latency[BARRIER_PER_WARP]) * machine.per_cta
+            for member, waiting, since in team:
+                machine.stall(member, STALL_BARRIER, release - since)
+                clock.fire(waiting, release, member.number)
+            self.arrived[barrier] = []
+        return event
+
+    def expression(self, number: int, loops: list[int]) -> int:
+        const, arg, depth, coef = (int(v) for v in self.machine.job.expressions[number])
+        return const + (int(self.args[arg]) if arg >= 0 else 0) + (coef * loops[depth] if depth >= 0 else 0)
+
+    def warp(self, warp: _Warp, start: simpy.Event) -> Process:
+        """The life of one warp: wait for the launch, run its code, leave."""
+        yield start
+        machine, code = self.machine, self.machine.job.code
+        clock = machine.clock
+        warp.begin(self.tile, int(machine.job.warp_start[warp.lane]))
+        loops, trips = [0] * LOOP_DEPTH, [0] * LOOP_DEPTH
+        while True:
+            machine.last = max(machine.last, clock.now)
+            row = code[warp.pc]
+            op, arg, jump = int(row[0]), int(row[3]), int(row[7])
+            if op == Opcode.ISSUE:
+                yield from self.issue(warp, row)
+            elif op in (Opcode.WAIT_SCOREBOARD, Opcode.WAIT_GROUP, Opcode.DEPEND):
+                until, reason = warp.due(op, arg)
+                if until > clock.now:
+                    machine.stall(warp, reason, until - clock.now)
+                    yield clock.at(until, warp.number)
+            elif op == Opcode.COMMIT:
+                warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
+                warp.open_until = 0
+            elif op == Opcode.BARRIER:
+                yield self.arrive(arg, warp)
+            elif op == Opcode.LOOP:
+                depth = int(code[jump, 6])
+                loops[depth], trips[depth] = 0, self.expression(arg, loops)
+                if trips[depth] <= 0:
+                    warp.pc = jump
+            elif op == Opcode.END:
+                depth = int(row[6])
+                loops[depth] += 1
+                if loops[depth] < trips[depth]:
+                    warp.pc = jump
+                else:
+                    loops[depth] = 0
+            elif op == Opcode.SKIP_IF_NEGATIVE:
+                if self.expression(arg, loops) < 0:
+                    warp.pc = jump - 1
+            else:
+                break
+            warp.pc += 1
+        self.alive -= 1
+        if self.alive == 0:
+            machine.end_cta(self)
+
+    def issue(self, warp: _Warp, row: IntArray) -> Process:
+        """Issue one row of code, slice by slice."""
+        clock, quarter = self.machine.clock, self.machine.home(warp)
+        warp.row, warp.left, warp.done_bytes, warp.row_start = row, int(row[2]), 0, clock.now
+        while warp.left:
+            warp.ready, warp.since, warp.served = True, clock.now, clock.env.event()
+            quarter.arbitrate_at(max(clock.now, quarter.soonest(warp)))
+            yield warp.served
+
+
+def run(job: Job) -> Run:
+    """Simulate ``job``: the same Run as the fast engine, hundreds of times slower."""
+    machine = _Machine(job)
+    machine.run()
+    busy = np.array([q.busy for q in machine.quarters], np.int64)
+    return Run(
+        ticks=machine.last,
+        ctas=machine.ctas,
+        busy=busy.reshape(job.sms, SUB_PARTITIONS, -1),
+        shared=np.array([sm.used for sm in machine.sms], np.int64),
+        stalls=machine.stalls,
+        issued=machine.issued,
+        records=np.array(machine.records, np.int64).reshape(-1, len(RECORD_COLUMNS)),
+        events=machine.clock.events,
+    )
