@@ -152,12 +152,9 @@ def _lower_mma(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps
     emit.issue("ldsm", loads, scoreboard=0)
     for step in range(steps):
         emit.wait_scoreboard(step % 2)
-        if step + 1 == steps:
-            emit.issue("hmma", products)
-            break
-        for i in range(loads):  # fragments of the next k-step load one by one between the products of this one
-            emit.issue("ldsm", 1, scoreboard=(step + 1) % 2)
-            emit.issue("hmma", products * (i + 1) // loads - products * i // loads)
+        if step + 1 < steps:  # fragments of the next k-step load between the products of this one
+            emit.issue("ldsm", loads, scoreboard=(step + 1) % 2)
+        emit.issue("hmma", products)
 
 
 def _mean_mma(state: State, s: Statement) -> None:
@@ -225,9 +222,8 @@ def _lower_exp2(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warp
     tile = buffers[s.writes[0]]
     n = _elements(tile, warps)
     emit.issue("fmul", _thread_rows(s, tile, warps))  # scaled maximum, one per row
-    for _ in range(4):  # the compiler interleaves the subtraction of later columns with the exponentials of earlier ones
-        emit.issue("ffma", max(1, n // 4))
-        emit.issue("ex2", max(1, n // 4))
+    emit.issue("ffma", n)
+    emit.issue("ex2", n)
 
 
 def _finite(m: Array) -> Array:

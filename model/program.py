@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 class Opcode(IntEnum):
     """What one row of ``Program.code`` does."""
 
-    ISSUE = 0  # count warp instructions of one kind
+    ISSUE = 0  # one bundle of warp instructions, `count` times
     WAIT_SCOREBOARD = 1  # until every load that set scoreboard `arg` has landed
     COMMIT = 2  # close the warp's open cp.async group
     WAIT_GROUP = 3  # until at most `arg` of the warp's groups are in flight
@@ -37,7 +37,7 @@ class Opcode(IntEnum):
     DEPEND = 9  # until the result of the warp's last instruction can be read
 
 
-CODE_COLUMNS = ("opcode", "instruction", "count", "arg", "bytes", "tensor", "index", "jump", "statement")
+CODE_COLUMNS = ("opcode", "bundle", "count", "arg", "bytes", "tensor", "index", "jump", "statement")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,11 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One kernel launch, lowered. ``code`` has the columns of CODE_COLUMNS; ``expressions`` the rows of :class:`Index`."""
+    """One kernel launch, lowered. ``code`` has the columns of CODE_COLUMNS; ``expressions`` the rows of :class:`Index`.
+
+    A bundle is a handful of instructions that one warp issues mixed, as (instruction, number) pairs: what a compiler's
+    scheduler makes of independent work, and the engines' grain.
+    """
 
     name: str
     roles: tuple[Role, ...]
@@ -185,6 +189,7 @@ class Program:
     expressions: tuple[Index, ...]
     loops: tuple[str, ...]
     smem_bytes: int
+    bundles: tuple[tuple[tuple[str, int], ...], ...]
     profile: str = "ideal"
     constants: Mapping[str, float] = field(default_factory=dict)
 
@@ -258,12 +263,13 @@ class Program:
 
     def instruction_counts(self, tile: int) -> dict[str, int]:
         """Warp instructions that one CTA issues for ``tile``, by instruction name."""
-        names, counts = tuple(INSTRUCTIONS), dict.fromkeys(INSTRUCTIONS, 0)
+        counts = dict.fromkeys(INSTRUCTIONS, 0)
         args = self.tiles.row(tile)
         for role in self.roles:
             for row, times in _dynamic_rows(self, role.start, args):
                 if row[0] == Opcode.ISSUE:
-                    counts[names[row[1]]] += int(row[2]) * times * role.warps
+                    for name, n in self.bundles[row[1]]:
+                        counts[name] += n * int(row[2]) * times * role.warps
         return counts
 
     def __str__(self) -> str:
@@ -327,14 +333,15 @@ def render(program: Program) -> str:
     lines = [f"program {program.name}: {len(program.tiles)} tiles, {program.smem_bytes} B SMEM, counts: {program.profile}"]
     lines += [f"  role {r.name}: {r.warps} warps, {r.registers} registers per thread" for r in program.roles]
     lines += [f"  {b.space} {b.name}: {b.rows} x {b.cols}, {b.size_bytes} B" for b in program.buffers]
-    names, depth = tuple(INSTRUCTIONS), 1
+    depth = 1
     for i, s in enumerate(program.statements):
         if s.kind in ("end", "end_when"):
             depth -= 1
         issued: dict[str, int] = {}
         for row in program.code[program.code[:, -1] == i]:
             if row[0] == Opcode.ISSUE:
-                issued[names[row[1]]] = issued.get(names[row[1]], 0) + int(row[2])
+                for name, n in program.bundles[row[1]]:
+                    issued[name] = issued.get(name, 0) + n * int(row[2])
         text = ", ".join(f"{n} {name}" for name, n in issued.items())
         lines.append(f"{'  ' * depth}{s}" + (f"    # per warp: {text}" if text else ""))
         if s.kind in ("loop", "when"):

@@ -17,7 +17,7 @@ import numpy as np
 
 from .attention import Attention
 from .gpu import GPU
-from .instructions import COUNTERS, INSTRUCTION_ID, INSTRUCTIONS
+from .instructions import COUNTERS, INSTRUCTIONS
 from .ops import OPS
 from .program import Buffer, Index, Opcode, Program, Role, Statement, Tensor, Tiles
 
@@ -37,6 +37,11 @@ class Schedule(Protocol):
         ...
 
 
+#: Issue cycles of a bundle, about: the grain at which warps share a sub-partition. An mma.sync counts as MMA_WEIGHT.
+BUNDLE_WEIGHT = 14
+MMA_WEIGHT = 6
+
+
 class Builder:
     """Collects statements and their instructions. ``extra`` is a binary's instruction counts per warp and loop trip."""
 
@@ -48,6 +53,7 @@ class Builder:
         self.expressions: list[Index] = []
         self.loops: list[str] = []
         self.tensors: dict[str, int] = {}
+        self.bundles: list[tuple[tuple[str, int], ...]] = []
 
     # --- buffers ---
 
@@ -101,6 +107,15 @@ class Builder:
         self.op("end_when")
         self.code[start][7] = len(self.code)
 
+    @contextmanager
+    def interleaved(self) -> Iterator[None]:
+        """Ops whose instructions a compiler mixes: only the waits of the first one stay, and they come first."""
+        start = len(self.code)
+        yield
+        rows = self.code[start:]
+        issued = next((i for i, row in enumerate(rows) if row[0] == Opcode.ISSUE), len(rows))
+        self.code[start:] = rows[:issued] + [row for row in rows[issued:] if row[0] != Opcode.DEPEND]
+
     # --- Emitter ---
 
     def issue(self, name: str, count: int, *, scoreboard: int = -1, total_bytes: int = 0) -> None:
@@ -112,7 +127,7 @@ class Builder:
             tensor = self.tensors.setdefault((s.reads + s.writes)[0] if s.kind != "store" else s.writes[0], len(self.tensors))
             index = self._expression(s.index)
         self._row(
-            Opcode.ISSUE, instruction=INSTRUCTION_ID[name], count=count, arg=scoreboard, total_bytes=total_bytes,
+            Opcode.ISSUE, bundle=self._bundle({name: 1}), count=count, arg=scoreboard, total_bytes=total_bytes,
             tensor=tensor, index=index,
         )
 
@@ -131,6 +146,7 @@ class Builder:
         self, *, tensors: tuple[Tensor, ...], tiles: Tiles, profile: str = "ideal", **constants: float
     ) -> Program:
         self._row(Opcode.EXIT)
+        self._pack()
         order = sorted(tensors, key=lambda t: self.tensors.get(t.name, len(self.tensors)))
         smem = sum(b.size_bytes for b in self.buffers.values() if b.space == "smem" and "." not in b.name)
         barriers = sorted({int(row[3]) for row in self.code if row[0] == Opcode.BARRIER})
@@ -146,15 +162,16 @@ class Builder:
             expressions=tuple(self.expressions),
             loops=tuple(self.loops),
             smem_bytes=smem,
+            bundles=tuple(self.bundles),
             profile=profile,
             constants=constants,
         )
 
     def _row(
-        self, opcode: Opcode, *, instruction: int = -1, count: int = 0, arg: int = -1, total_bytes: int = 0,
+        self, opcode: Opcode, *, bundle: int = -1, count: int = 0, arg: int = -1, total_bytes: int = 0,
         tensor: int = -1, index: int = -1, jump: int = -1,
     ) -> None:
-        row = [int(opcode), instruction, count, arg, total_bytes, tensor, index, jump, len(self.statements) - 1]
+        row = [int(opcode), bundle, count, arg, total_bytes, tensor, index, jump, len(self.statements) - 1]
         self.code.append(row)
 
     def _expression(self, index: Index) -> int:
@@ -162,33 +179,88 @@ class Builder:
             self.expressions.append(index)
         return self.expressions.index(index)
 
+    def _bundle(self, counts: Mapping[str, int]) -> int:
+        key = tuple((name, n) for name, n in counts.items() if n)
+        if key not in self.bundles:
+            self.bundles.append(key)
+        return self.bundles.index(key)
+
     def _spread(self, start: int, counts: Mapping[str, float]) -> None:
         """Add what the binary issues beyond the ideal, spread over the loop body in proportion to its instructions.
 
         A compiler scatters moves and address arithmetic through the whole loop; where exactly is not modelled.
         """
-        names = tuple(INSTRUCTIONS)
+        rows = [row for row in self.code[start:] if row[0] == Opcode.ISSUE]
         ideal = dict.fromkeys(COUNTERS, 0)
-        rows = [i for i in range(start, len(self.code)) if self.code[i][0] == Opcode.ISSUE]
-        for i in rows:
-            ideal[INSTRUCTIONS[names[self.code[i][1]]].counter] += self.code[i][2]
+        for row in rows:
+            for name, n in self.bundles[row[1]]:
+                ideal[INSTRUCTIONS[name].counter] += n * row[2]
         total = sum(ideal.values())
         extra = {c: counts[c] - ideal[c] for c in counts if c in EXTRA_INSTRUCTION}
         body, passed, given = self.code[start:], 0, dict.fromkeys(extra, 0)
-        del self.code[start:]
-        shift = []
-        for row in body:
-            shift.append(len(self.code))
-            self.code.append(row)
-            if row[0] != Opcode.ISSUE:
-                continue
-            passed += row[2]
-            for counter, n in extra.items():
-                due = round(n * passed / total) - given[counter]
-                if due > 0:
-                    given[counter] += due
-                    name = EXTRA_INSTRUCTION[counter]
-                    self.code.append([int(Opcode.ISSUE), INSTRUCTION_ID[name], due, -1, 0, -1, -1, -1, row[8]])
-        for row in self.code[start:]:  # jumps inside the body moved with it
+        edited: list[tuple[int, list[list[int]]]] = []
+        for i, row in enumerate(body):
+            added = [row]
+            if row[0] == Opcode.ISSUE:
+                passed += row[2] * sum(n for _, n in self.bundles[row[1]])
+                for counter, n in extra.items():
+                    due = round(n * passed / total) - given[counter]
+                    if due > 0:
+                        given[counter] += due
+                        name = EXTRA_INSTRUCTION[counter]
+                        added.append([int(Opcode.ISSUE), self._bundle({name: 1}), due, -1, 0, -1, -1, -1, row[8]])
+            edited.append((i, added))
+        self._replace(start, edited, len(body))
+
+    def _pack(self) -> None:
+        """Turn each run of instructions between waits into bundles of about BUNDLE_WEIGHT issue cycles, evenly mixed."""
+        targets = {row[7] for row in self.code if row[7] >= 0}
+        edited: list[tuple[int, list[list[int]]]] = []
+        run: list[int] = []
+        for i, row in enumerate(self.code):
+            plain = row[0] == Opcode.ISSUE and row[4] == 0
+            if run and (not plain or i in targets or _board(self.code, run, row)):
+                edited.append((run[0], self._mixed([self.code[j] for j in run])))
+                run = []
+            if plain:
+                run.append(i)
+            else:
+                edited.append((i, [row]))
+        self._replace(0, edited, len(self.code))
+
+    def _mixed(self, rows: list[list[int]]) -> list[list[int]]:
+        counts: dict[str, int] = {}
+        for row in rows:
+            for name, n in self.bundles[row[1]]:
+                counts[name] = counts.get(name, 0) + n * row[2]
+        weight = sum(n * (MMA_WEIGHT if name == "hmma" else 1) for name, n in counts.items())
+        parts = max(1, round(weight / BUNDLE_WEIGHT))
+        board = max(row[3] for row in rows)
+        out: list[list[int]] = []
+        for i in range(parts):
+            share = {name: n * (i + 1) // parts - n * i // parts for name, n in counts.items()}
+            bundle = self._bundle(share)
+            if out and out[-1][1] == bundle:
+                out[-1][2] += 1
+            else:
+                out.append([int(Opcode.ISSUE), bundle, 1, board, 0, -1, -1, -1, rows[0][8]])
+        return out
+
+    def _replace(self, start: int, edited: list[tuple[int, list[list[int]]]], length: int) -> None:
+        """Put ``edited`` (old offset, new rows) in place of the code from ``start`` on, and move the jumps along."""
+        new: list[list[int]] = []
+        moved = {}
+        for old, rows in edited:
+            moved[start + old] = start + len(new)
+            new += rows
+        moved[start + length] = start + len(new)
+        self.code[start:] = new
+        for row in self.code:
             if row[7] >= start:
-                row[7] = shift[row[7] - start] if row[7] - start < len(shift) else len(self.code)
+                row[7] = moved[row[7]]
+
+
+def _board(code: list[list[int]], run: list[int], row: list[int]) -> bool:
+    """Whether ``row`` sets another scoreboard than the run before it."""
+    held = max(code[j][3] for j in run)
+    return row[3] >= 0 and held >= 0 and row[3] != held

@@ -25,13 +25,14 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ..model.gpu import GPU
-from ..model.instructions import INSTRUCTIONS, PIPES, Path
+from ..model.instructions import INSTRUCTIONS, PIPES
 from ..model.program import IntArray, Program
 
 TICKS_PER_CYCLE = 100
 
-#: Port ticks a slice may hold: an HMMA pair, about ten vector instructions. The grain of fairness.
-SLICE_PORT_CYCLES = 12.5
+#: Columns of ``Job.bundles``: ticks of the port, of the warp until it may go on, until the result, and at the SMEM port.
+BUNDLE_COLUMNS = ("port", "gap", "result", "path", "smem", *PIPES)
+PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
 
 SCOREBOARDS = 6
 GROUPS = 8  # cp.async groups a warp may have in flight
@@ -55,8 +56,8 @@ RECORD_COLUMNS = ("start", "end", "sm", "slot", "warp", "tile", "row")
 class Job:
     """One kernel on ``sms`` SMs as flat arrays. ``miss_ppm[t]``: share of tensor t's bytes that L2 does not hold, in millionths.
 
-    ``queue``: tile numbers in the order in which free slots take them. ``instruction`` has one row per instruction kind and
-    the columns pipe, port, pipe ticks, warp ticks, path, smem ticks, quantum, result ticks.
+    ``queue``: tile numbers in the order in which free slots take them. ``bundles`` has one row per bundle and the columns of
+    BUNDLE_COLUMNS.
     """
 
     code: IntArray
@@ -66,7 +67,7 @@ class Job:
     queue: IntArray
     sms: int
     slots: int
-    instruction: IntArray
+    bundles: IntArray
     latency: IntArray
     rate: IntArray
     miss_ppm: IntArray
@@ -77,7 +78,7 @@ class Job:
 class Run:
     """What happened, in ticks. ``ctas`` rows: tile, sm, slot, start, end. ``busy[sm, sub-partition]``: PIPES then port.
 
-    ``shared[sm]``: smem, l2 and hbm ports. ``stalls[sm, warp of the CTA]``: STALLS. ``issued``: warp instructions by kind.
+    ``shared[sm]``: smem, l2 and hbm ports. ``stalls[sm, warp of the CTA]``: STALLS. ``issued``: times each bundle was issued.
     """
 
     ticks: int
@@ -105,20 +106,21 @@ def ticks(cycles: float) -> int:
     return round(cycles * TICKS_PER_CYCLE)
 
 
-def instruction_table(gpu: GPU) -> IntArray:
-    """One row per instruction kind: pipe, port, pipe ticks, warp ticks, path, smem ticks, quantum, result ticks."""
-    rows = []
-    for row in INSTRUCTIONS.values():
-        port = ticks(getattr(gpu.port, row.cost))
-        pipe = max(ticks(getattr(gpu.pipe, row.cost)), port)
-        warp = max(ticks(getattr(gpu.warp, row.cost)), port)
-        result = ticks(getattr(gpu.result, row.cost))
-        smem = ticks(row.smem_bytes / gpu.smem.bytes_per_clk)
-        quantum = max(1, int(ticks(SLICE_PORT_CYCLES) // port))
-        if row.path != Path.NONE:
-            quantum = min(quantum, 4)
-        rows.append((PIPES.index(row.pipe), port, pipe, warp, int(row.path), smem, quantum, result))
-    return np.array(rows, dtype=np.int64)
+def bundle_table(program: Program, gpu: GPU) -> IntArray:
+    """One row per bundle, columns BUNDLE_COLUMNS: the sums of its instructions' costs on ``gpu``, in ticks."""
+    rows = np.zeros((len(program.bundles), len(BUNDLE_COLUMNS)), dtype=np.int64)
+    for row, bundle in zip(rows, program.bundles, strict=True):
+        for name, n in bundle:
+            kind = INSTRUCTIONS[name]
+            port = ticks(getattr(gpu.port, kind.cost))
+            row[PORT] += n * port
+            row[GAP] += n * max(ticks(getattr(gpu.warp, kind.cost)), port)
+            row[RESULT] = max(row[RESULT], ticks(getattr(gpu.result, kind.cost)))
+            row[PATH] = max(row[PATH], int(kind.path))
+            row[SMEM] += n * ticks(kind.smem_bytes / gpu.smem.bytes_per_clk)
+            row[FIRST_PIPE + PIPES.index(kind.pipe)] += n * max(ticks(getattr(gpu.pipe, kind.cost)), port)
+        row[GAP] = max(row[GAP], row[FIRST_PIPE:].max())
+    return rows
 
 
 def make_job(
@@ -149,7 +151,7 @@ def make_job(
         queue=queue.astype(np.int64),
         sms=1,
         slots=slots,
-        instruction=instruction_table(gpu),
+        bundles=bundle_table(program, gpu),
         latency=np.array([ticks(v) for v in latency], dtype=np.int64),
         rate=np.array([_ratio(l2_share), _ratio(hbm_share)], dtype=np.int64),
         miss_ppm=miss_ppm.astype(np.int64),

@@ -11,12 +11,14 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from ..model.instructions import INSTRUCTIONS, PIPES, Path
+from ..model.instructions import PIPES, Path
 from ..model.program import Opcode
 from .engine import (
     BARRIER_BASE,
     BARRIER_PER_WARP,
     DISPATCH,
+    FIRST_PIPE,
+    GAP,
     GROUPS,
     HBM_LATENCY,
     HBM_RATE,
@@ -24,9 +26,13 @@ from .engine import (
     L2_RATE,
     LOOP_DEPTH,
     LSU_QUEUE,
+    PATH,
+    PORT,
     RECORD_COLUMNS,
     REPLACE,
+    RESULT,
     SCOREBOARDS,
+    SMEM,
     SMEM_LATENCY,
     STALL_BARRIER,
     STALL_GROUP,
@@ -48,9 +54,8 @@ ISSUE, WAIT_SCOREBOARD = int(Opcode.ISSUE), int(Opcode.WAIT_SCOREBOARD)
 COMMIT, WAIT_GROUP = int(Opcode.COMMIT), int(Opcode.WAIT_GROUP)
 BARRIER, LOOP, END = int(Opcode.BARRIER), int(Opcode.LOOP), int(Opcode.END)
 SKIP, EXIT, DEPEND = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT), int(Opcode.DEPEND)
-SMEM, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
+SHARED, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
 
-# What a slice waits for (Warp.waits): one of the pipes, or the port.
 jit = nb.njit(cache=True, nogil=True)
 
 
@@ -99,6 +104,16 @@ def expression(row: Any, args: Any, loops: Any) -> int:
 
 
 @jit
+def _free_at(s: int, bundle: Any, port_free: Any, pipe_free: Any) -> int:
+    """When sub-partition ``s`` has its port and every pipe that ``bundle`` uses free."""
+    at = port_free[s]
+    for p in range(N_PIPES):
+        if bundle[FIRST_PIPE + p] > 0 and pipe_free[s, p] > at:
+            at = pipe_free[s, p]
+    return at
+
+
+@jit
 def _memory(t: int, size: int, tensor: int, sm: int, rate: Any, latency: Any, miss_ppm: Any, missed: Any, free: Any, used: Any) -> int:
     """Queue ``size`` bytes at L2, and at HBM if L2 does not hold them; returns when they arrive."""
     cost = size * rate[L2_RATE, 0] // rate[L2_RATE, 1]
@@ -120,7 +135,7 @@ def _memory(t: int, size: int, tensor: int, sm: int, rate: Any, latency: Any, mi
 
 @jit
 def _simulate(
-    code: Any, expressions: Any, tile_args: Any, warp_start: Any, queue: Any, sms: int, slots: int, kinds: Any,
+    code: Any, expressions: Any, tile_args: Any, warp_start: Any, queue: Any, sms: int, slots: int, bundles: Any,
     latency: Any, rate: Any, miss_ppm: Any, record_limit: int, n_stalls: int,
 ) -> Any:
     per_cta = warp_start.shape[0]
@@ -128,6 +143,7 @@ def _simulate(
     keys = warps + sms * 4
     heap = np.zeros(2 * keys + 64, dtype=np.int64)
     size = 0
+    reason_of = np.zeros(warps, np.int64)
     pc, left, done_bytes = np.zeros(warps, np.int64), np.zeros(warps, np.int64), np.zeros(warps, np.int64)
     since = np.zeros(warps, np.int64)  # when the warp began to wait
     row_start = np.zeros(warps, np.int64)
@@ -165,7 +181,7 @@ def _simulate(
     used = np.zeros((sms, 3), np.int64)
     missed = np.zeros((sms, max(1, miss_ppm.shape[0])), np.int64)
     stalls = np.zeros((sms, per_cta, n_stalls), np.int64)
-    issued = np.zeros(kinds.shape[0], np.int64)
+    issued = np.zeros(bundles.shape[0], np.int64)
     ctas = np.zeros((queue.shape[0], 5), np.int64)
     records = np.zeros((record_limit, 7), np.int64)
     n_records = n_ctas = head = events = last = 0
@@ -200,36 +216,32 @@ def _simulate(
                 continue
             wake[s] = NEVER
             if port_free[s] <= t:
-                # round robin: the first waiting warp after the last one served whose pipe is free
+                # round robin: the first waiting warp after the last one served whose pipes are free
                 n = n_members[s]
                 for step in range(1, n + 1):
                     w = members[s, (served[s] + step) % n]
-                    if not ready[w]:
+                    if not ready[w] or _free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free) > t:
                         continue
                     kind = code[pc[w], 1]
-                    pipe = kinds[kind, 0]
-                    if pipe_free[s, pipe] > t:
-                        continue
-                    count = min(left[w], kinds[kind, 6])
                     sm, i = s // 4, w % per_cta
                     ready[w] = False
                     served[s] = rank[w]
-                    port_free[s] = t + count * kinds[kind, 1]
-                    pipe_free[s, pipe] = t + count * kinds[kind, 2]
-                    busy[sm, s % 4, pipe] += count * kinds[kind, 2]
-                    busy[sm, s % 4, N_PIPES] += count * kinds[kind, 1]
-                    issued[kind] += count
-                    final = t + (count - 1) * max(kinds[kind, 2], kinds[kind, 3])  # when the last one issues
-                    resume = final + kinds[kind, 3]
-                    result_at[w] = max(result_at[w], final + kinds[kind, 7])
-                    stalls[sm, i, pipe] += t - since[w]
-                    path = kinds[kind, 4]
+                    port_free[s] = t + bundles[kind, PORT]
+                    busy[sm, s % 4, N_PIPES] += bundles[kind, PORT]
+                    for p in range(N_PIPES):
+                        if bundles[kind, FIRST_PIPE + p] > 0:
+                            pipe_free[s, p] = t + bundles[kind, FIRST_PIPE + p]
+                            busy[sm, s % 4, p] += bundles[kind, FIRST_PIPE + p]
+                    issued[kind] += 1
+                    resume = t + bundles[kind, GAP]
+                    result_at[w] = max(result_at[w], t + bundles[kind, PORT] + bundles[kind, RESULT])
+                    stalls[sm, i, reason_of[w]] += t - since[w]
+                    path = bundles[kind, PATH]
                     row = code[pc[w]]
-                    if kinds[kind, 5] > 0:
-                        begin = max(t, free[sm, 0])
-                        free[sm, 0] = begin + count * kinds[kind, 5]
-                        used[sm, 0] += count * kinds[kind, 5]
-                        if path == SMEM:
+                    if bundles[kind, SMEM] > 0:
+                        free[sm, 0] = max(t, free[sm, 0]) + bundles[kind, SMEM]
+                        used[sm, 0] += bundles[kind, SMEM]
+                        if path == SHARED:
                             if row[3] >= 0:
                                 board[w, row[3]] = max(board[w, row[3]], free[sm, 0] + latency[SMEM_LATENCY])
                             full = free[sm, 0] - latency[LSU_QUEUE]
@@ -237,7 +249,7 @@ def _simulate(
                                 stalls[sm, i, STALL_SMEM] += full - resume
                                 resume = full
                     if path >= LOAD:
-                        total, through = row[4], row[2] - left[w] + count
+                        total, through = row[4], row[2] - left[w] + 1
                         moved = total * through // row[2] - done_bytes[w]
                         done_bytes[w] += moved
                         arrives = _memory(t, moved, row[5], sm, rate, latency, miss_ppm, missed, free, used)
@@ -245,7 +257,7 @@ def _simulate(
                             open_until[w] = max(open_until[w], arrives)
                         elif path == LOAD:
                             board[w, row[3]] = max(board[w, row[3]], arrives)
-                    left[w] -= count
+                    left[w] -= 1
                     if left[w] == 0:
                         if n_records < record_limit:
                             slot = w // per_cta
@@ -262,7 +274,7 @@ def _simulate(
             for j in range(n_members[s]):
                 w = members[s, j]
                 if ready[w]:
-                    soonest = min(soonest, max(port_free[s], pipe_free[s, kinds[code[pc[w], 1], 0]]))
+                    soonest = min(soonest, _free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free))
             if soonest < NEVER:
                 wake[s] = soonest
                 size = _push(heap, size, soonest * keys + key)
@@ -283,7 +295,11 @@ def _simulate(
                 ready[w] = True
                 since[w] = t
                 s = home[w]
-                at = max(t, port_free[s], pipe_free[s, kinds[row[1], 0]])
+                at = max(t, _free_at(s, bundles[row[1]], port_free, pipe_free))
+                reason_of[w] = STALL_PORT
+                for p in range(N_PIPES):
+                    if bundles[row[1], FIRST_PIPE + p] > 0 and pipe_free[s, p] > port_free[s] and pipe_free[s, p] == at:
+                        reason_of[w] = p
                 if at < wake[s]:
                     wake[s] = at
                     size = _push(heap, size, at * keys + warps + s)
@@ -364,7 +380,7 @@ def _simulate(
 def run(job: Job) -> Run:
     """Simulate ``job``. Raises RuntimeError on a deadlock: no event is left and CTAs have not ended."""
     last, ctas, busy, used, stalls, issued, records, events = _simulate(
-        job.code, job.expressions, job.tile_args, job.warp_start, job.queue, job.sms, job.slots, job.instruction,
+        job.code, job.expressions, job.tile_args, job.warp_start, job.queue, job.sms, job.slots, job.bundles,
         job.latency, job.rate, job.miss_ppm, job.record_limit, len(STALLS),
     )
     return Run(
@@ -373,4 +389,3 @@ def run(job: Job) -> Run:
 
 
 assert len(RECORD_COLUMNS) == 7
-assert len(INSTRUCTIONS) < 64

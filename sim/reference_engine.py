@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import simpy
 
-from ..model.instructions import INSTRUCTIONS, PIPES, Path
+from ..model.instructions import PIPES, Path
 from ..model.program import IntArray, Opcode
 from .engine import (
     BARRIER_BASE,
     BARRIER_PER_WARP,
     DISPATCH,
+    FIRST_PIPE,
     HBM_LATENCY,
     HBM_RATE,
     L2_LATENCY,
@@ -33,6 +34,7 @@ from .engine import (
     STALL_GROUP,
     STALL_LATENCY,
     STALL_LAUNCH,
+    STALL_PORT,
     STALL_SCOREBOARD,
     STALL_SMEM,
     STALLS,
@@ -100,11 +102,11 @@ class _Warp:
         self.number, self.lane, self.sm, self.slot = number, lane, sm, slot
         self.ready = False
         self.since = self.row_start = self.left = self.done_bytes = self.result_at = self.open_until = 0
-        self.tile = self.pc = 0
+        self.tile = self.pc = self.blocker = 0
         self.row: IntArray | None = None
         self.board = [0] * SCOREBOARDS
         self.groups: list[int] = []  # when each closed cp.async group has landed
-        self.served: simpy.Event | None = None  # happens when the warp may go on after its slice
+        self.served: simpy.Event | None = None  # happens when the warp may go on after its bundle
 
     def begin(self, tile: int, pc: int) -> None:
         self.tile, self.pc = tile, pc
@@ -121,7 +123,7 @@ class _Warp:
 
 
 class _SubPartition:
-    """Issue port and pipes of a quarter SM. Round robin among the warps that wait for it, one slice at a time."""
+    """Issue port and pipes of a quarter SM. Round robin among the warps that wait for it, one bundle at a time."""
 
     def __init__(self, machine: _Machine, number: int) -> None:
         self.machine, self.number = machine, number
@@ -132,8 +134,17 @@ class _SubPartition:
         self.busy = [0] * (len(PIPES) + 1)
 
     def soonest(self, warp: _Warp) -> int:
+        """When the port and every pipe that the warp's bundle uses are free."""
         assert warp.row is not None
-        return max(self.port_free, self.pipe_free[int(self.machine.kinds[warp.row[1], 0])])
+        uses = self.machine.bundles[int(warp.row[1])][FIRST_PIPE:]
+        return max([self.port_free, *(free for free, cost in zip(self.pipe_free, uses, strict=True) if cost)])
+
+    def blocker(self, warp: _Warp, tick: int) -> int:
+        """What the warp waits for: the last pipe to become free if that is later than the port, else the port."""
+        assert warp.row is not None
+        uses = self.machine.bundles[int(warp.row[1])][FIRST_PIPE:]
+        late = [p for p, free in enumerate(self.pipe_free) if uses[p] and free > self.port_free and free == tick]
+        return late[-1] if late else STALL_PORT
 
     def arbitrate_at(self, tick: int) -> None:
         if self.wake is None or tick < self.wake:
@@ -163,7 +174,7 @@ class _Machine:
     """The job, its SMs, sub-partitions and warps, and what is counted."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.kinds, self.clock = job, job.instruction, _Clock()
+        self.job, self.bundles, self.clock = job, [[int(v) for v in row] for row in job.bundles], _Clock()
         self.per_cta = len(job.warp_start)
         self.warps = job.sms * job.slots * self.per_cta
         self.sms = [_Sm(job) for _ in range(job.sms)]
@@ -176,7 +187,7 @@ class _Machine:
                 self.home(warp).members.append(warp)
             self.slots.append(team)
         self.stalls = np.zeros((job.sms, self.per_cta, len(STALLS)), np.int64)
-        self.issued = np.zeros(len(INSTRUCTIONS), np.int64)
+        self.issued = np.zeros(len(job.bundles), np.int64)
         self.ctas = np.zeros((len(job.queue), 5), np.int64)
         self.records: list[tuple[int, ...]] = []
         self.head, self.last = 0, 0
@@ -214,28 +225,28 @@ class _Machine:
             self.head += 1
             self.start_cta(cta.slot, self.head - 1, now + int(self.job.latency[REPLACE]), now)
 
-    # --- one slice ---
+    # --- one bundle ---
 
     def grant(self, quarter: _SubPartition, warp: _Warp) -> None:
-        """Give ``warp`` its slice: hold port, pipe and queues, and wake the warp when it may go on."""
+        """Give ``warp`` its bundle: hold port, pipe and queues, and wake the warp when it may go on."""
         row, now = warp.row, self.clock.now
         assert row is not None
-        kind = int(row[1])
-        pipe, port, each, gap, path, smem, quantum, result = (int(v) for v in self.kinds[kind])
-        count = min(warp.left, quantum)
+        bundle = int(row[1])
+        port, gap, result, path, smem, *pipes = self.bundles[bundle]
         warp.ready = False
-        quarter.port_free = now + count * port
-        quarter.pipe_free[pipe] = now + count * each
-        quarter.busy[pipe] += count * each
-        quarter.busy[-1] += count * port
-        self.issued[kind] += count
-        self.stall(warp, pipe, now - warp.since)
-        final = now + (count - 1) * max(each, gap)
-        resume = final + gap
-        warp.result_at = max(warp.result_at, final + result)
+        quarter.port_free = now + port
+        quarter.busy[-1] += port
+        for pipe, cost in enumerate(pipes):
+            if cost:
+                quarter.pipe_free[pipe] = now + cost
+                quarter.busy[pipe] += cost
+        self.issued[bundle] += 1
+        self.stall(warp, warp.blocker, now - warp.since)
+        resume = now + gap
+        warp.result_at = max(warp.result_at, now + port + result)
         sm = self.sms[warp.sm]
         if smem:
-            drained = sm.queue(0, now, count * smem)
+            drained = sm.queue(0, now, smem)
             if path == Path.SMEM:
                 if row[3] >= 0:
                     warp.board[row[3]] = max(warp.board[row[3]], drained + int(self.job.latency[SMEM_LATENCY]))
@@ -243,14 +254,14 @@ class _Machine:
                 self.stall(warp, STALL_SMEM, max(0, full - resume))
                 resume = max(resume, full)
         if path >= Path.GLOBAL_LOAD:
-            moved = int(row[4]) * int(row[2] - warp.left + count) // int(row[2]) - warp.done_bytes
+            moved = int(row[4]) * int(row[2] - warp.left + 1) // int(row[2]) - warp.done_bytes
             warp.done_bytes += moved
             arrives = sm.memory(now, moved, int(row[5]))
             if path == Path.GLOBAL_TO_SMEM:
                 warp.open_until = max(warp.open_until, arrives)
             elif path == Path.GLOBAL_LOAD:
                 warp.board[row[3]] = max(warp.board[row[3]], arrives)
-        warp.left -= count
+        warp.left -= 1
         if warp.left == 0 and len(self.records) < self.job.record_limit:
             slot = warp.slot % self.job.slots
             self.records.append((warp.row_start, resume, warp.sm, slot, warp.lane, warp.tile, warp.pc))
@@ -332,12 +343,14 @@ class _Cta:
             machine.end_cta(self)
 
     def issue(self, warp: _Warp, row: IntArray) -> Process:
-        """Issue one row of code, slice by slice."""
+        """Issue one row of code, bundle by bundle."""
         clock, quarter = self.machine.clock, self.machine.home(warp)
         warp.row, warp.left, warp.done_bytes, warp.row_start = row, int(row[2]), 0, clock.now
         while warp.left:
             warp.ready, warp.since, warp.served = True, clock.now, clock.env.event()
-            quarter.arbitrate_at(max(clock.now, quarter.soonest(warp)))
+            soonest = max(clock.now, quarter.soonest(warp))
+            warp.blocker = quarter.blocker(warp, soonest)
+            quarter.arbitrate_at(soonest)
             yield warp.served
 
 

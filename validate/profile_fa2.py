@@ -75,6 +75,7 @@ def main(out: str) -> None:
     report = subprocess.run(command, capture_output=True, text=True)
     if report.returncode:
         sys.exit(f"the profiler failed: {report.stdout[-1500:]} {report.stderr[-1500:]}")
+    Path(out).with_suffix(".raw.csv").write_text(report.stdout)
     text = report.stdout[report.stdout.index('"ID"') :]
     rows = list(csv.DictReader(io.StringIO(text)))
     units, rows = rows[0], rows[1:]

@@ -113,10 +113,11 @@ class FA2:
             b.op("load_async", writes="Ks", reads="K", index=following)
             b.op("commit")
         b.op("row_max", writes=("m", "m_old"), reads="S")
-        b.op("rescale", writes=("Oacc", "l"), reads=("m", "m_old"))
-        b.op("exp2", writes="S", reads=("S", "m"))
-        b.op("row_sum", writes="l", reads="S")
-        b.op("convert", writes="P", reads="S")
+        with b.interleaved():
+            b.op("rescale", writes=("Oacc", "l"), reads=("m", "m_old"))
+            b.op("exp2", writes="S", reads=("S", "m"))
+            b.op("row_sum", writes="l", reads="S")
+            b.op("convert", writes="P", reads="S")
         b.op("mma", writes="Oacc", reads=("P", "Vs"), accumulate=True)
 
     def _epilogue(self, b: Builder, block_q: int, d: int) -> None:

@@ -48,6 +48,7 @@ struct Lds128Op {
         uint32_t y, z, w;
         asm volatile("ld.volatile.shared.v4.b32 {%0,%1,%2,%3}, [%0];" : "+r"(address), "=r"(y), "=r"(z), "=r"(w));
         rest = w;
+        (void)y, (void)z;
     }
 };
 struct LdsmOp {

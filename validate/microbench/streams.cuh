@@ -1,0 +1,69 @@
+// The list of streams: id, CSV name, expected cycles per instruction (sizes the chunks only), type.
+#pragma once
+
+#include "streams_attention.cuh"
+
+// Steps per chunk: about 2,500 cycles for a warp that runs alone.
+template <class Body>
+__host__ __device__ constexpr int inner_steps(double cycles) {
+    double steps = 2500.0 / (cycles * Body::kInst);
+    return steps < 1 ? 1 : static_cast<int>(steps);
+}
+
+// Throughput streams, measured by `issue`.
+#define THROUGHPUT_STREAMS(X)                                       \
+    X(kFfma, "ffma", 1.2, Chains<FfmaOp, 16, 16>)                   \
+    X(kFmul, "fmul", 1.2, Chains<FmulOp, 16, 16>)                   \
+    X(kFadd, "fadd", 1.2, Chains<FaddOp, 16, 16>)                   \
+    X(kFmnmx, "fmnmx", 2.3, Chains<FmnmxOp, 16, 8>)                 \
+    X(kEx2, "ex2", 8.0, Chains<Ex2Op, 16, 2>)                       \
+    X(kF2fp, "f2fp", 2.1, Chains<F2fpOp, 16, 8>)                    \
+    X(kShfl, "shfl", 4.0, Chains<ShflOp, 16, 4>)                    \
+    X(kImad, "imad", 2.0, Chains<ImadOp, 16, 8>)                    \
+    X(kIadd3, "iadd3", 2.0, Chains<Iadd3Op, 16, 8>)                 \
+    X(kLop3, "lop3", 2.0, Chains<Lop3Op, 16, 8>)                    \
+    X(kMov, "mov", 2.0, MovRotate)                                  \
+    X(kFsel, "fsel", 2.0, Chains<FselOp, 16, 8>)                    \
+    X(kIsetp, "isetp", 2.0, Isetp)                                  \
+    X(kLds128, "lds128", 16.0, Chase<Lds128Op, 8, 2>)               \
+    X(kSts128, "sts128", 16.0, Sts128)                              \
+    X(kLdsm, "ldsm_x4", 16.0, Chase<LdsmOp, 8, 2>)                  \
+    X(kLdsmTrans, "ldsm_x4_trans", 16.0, Chase<LdsmTransOp, 8, 2>)  \
+    X(kLdgsts, "ldgsts", 40.0, Ldgsts)                              \
+    X(kHmma8, "hmma", 6.5, Hmma<8, 4>)                              \
+    X(kHmmaLdsm, "hmma_ldsm", 7.0, HmmaLdsm)                        \
+    X(kSoftmaxMix, "softmax_mix", 12.0, SoftmaxMix)                 \
+    X(kRescaleMix, "rescale_mix", 1.5, RescaleMix)                  \
+    X(kSpin, "spin", 4.0, Spin)
+
+// HMMA by number of independent accumulator chains (8 is in the list above).
+#define HMMA_CHAIN_STREAMS(X)                   \
+    X(kHmma1, "hmma", 24.8, Hmma<1, 16>)        \
+    X(kHmma2, "hmma", 12.4, Hmma<2, 8>)         \
+    X(kHmma4, "hmma", 6.5, Hmma<4, 8>)          \
+    X(kHmma16, "hmma", 6.5, Hmma<16, 2>)
+
+// One dependent chain each, measured by `latency`.
+#define LATENCY_STREAMS(X)                                      \
+    X(kFfmaLat, "ffma", 4.0, Chains<FfmaOp, 1, 64>)             \
+    X(kFmulLat, "fmul", 4.0, Chains<FmulOp, 1, 64>)             \
+    X(kFaddLat, "fadd", 4.0, Chains<FaddOp, 1, 64>)             \
+    X(kFmnmxLat, "fmnmx", 5.0, Chains<FmnmxChainOp, 1, 32, 2>)  \
+    X(kEx2Lat, "ex2", 20.0, Chains<Ex2Op, 1, 32>)               \
+    X(kF2fpLat, "f2fp", 5.0, Chains<F2fpOp, 1, 64>)             \
+    X(kShflLat, "shfl", 23.0, Chains<ShflOp, 1, 32>)            \
+    X(kImadLat, "imad", 4.0, Chains<ImadOp, 1, 64>)             \
+    X(kLop3Lat, "lop3", 4.0, Chains<Lop3Op, 2, 32>)             \
+    X(kLds32Lat, "lds32", 23.0, Chase<Lds32Op, 1, 32>)          \
+    X(kLds128Lat, "lds128", 30.0, Chase<Lds128Op, 1, 32>)       \
+    X(kLdsmLat, "ldsm_x4", 33.0, Chase<LdsmOp, 1, 32>)          \
+    X(kLdsmTransLat, "ldsm_x4_trans", 33.0, Chase<LdsmTransOp, 1, 32>)
+
+#define ALL_STREAMS(X) THROUGHPUT_STREAMS(X) HMMA_CHAIN_STREAMS(X) LATENCY_STREAMS(X)
+
+enum StreamId {
+#define STREAM_ID(id, ...) id,
+    ALL_STREAMS(STREAM_ID)
+#undef STREAM_ID
+        kStreamCount
+};
