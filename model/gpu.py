@@ -77,6 +77,7 @@ Ns = Annotated[Sourced, BeforeValidator(_number("ns"))]
 Us = Annotated[Sourced, BeforeValidator(_number("us"))]
 Mhz = Annotated[Sourced, BeforeValidator(_number("MHz"))]
 Watts = Annotated[Sourced, BeforeValidator(_number("W"))]
+Ratio = Annotated[Sourced, BeforeValidator(_number("ratio"))]
 Picojoules = Annotated[Sourced, BeforeValidator(_number("pJ", zero=True))]
 
 
@@ -93,6 +94,7 @@ class Sm(Section):
     subpartitions: Count
     max_warps: Count
     max_ctas: Count
+    tensor_flop_per_clk: Count
     registers: Count
     register_alloc_unit: Count
     max_registers_per_thread: Count
@@ -164,19 +166,26 @@ class Hbm(Section):
 
 
 class Launch(Section):
-    """Kernel start back to back in a stream, CTA dispatch per CTA, and the gap between a CTA and its successor."""
+    """Kernels back to back in a stream, host time per framework call, CTA dispatch per CTA, the gap between a CTA and its
+    successor on the same SM, and the cycles a kernel needs before its first and after its last CTA."""
 
     stream_us: Us
     host_op_us: Us
     cta_dispatch_ns: Ns
     cta_replace_cycles: Cycles
+    ramp_cycles: Cycles
 
 
 class Power(Section):
-    """Board limit, what the chip draws with every SM clocked and no work, and energy at boost clock and voltage."""
+    """Board limit, power at rest, what clocking every SM adds at boost, and energy per event at boost clock and voltage.
+
+    ``voltage_floor``: lowest core voltage over the voltage at boost, reached at half the boost clock.
+    """
 
     limit_w: Watts
     idle_w: Watts
+    clock_w: Watts
+    voltage_floor: Ratio
     hmma_pj: Picojoules
     vector_pj: Picojoules
     ex2_pj: Picojoules

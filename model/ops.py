@@ -37,11 +37,12 @@ class State(Protocol):
 
     tiles: dict[str, Array]
     args: Mapping[str, int]
+    loops: Mapping[str, int]
     scale: float
     operand: Callable[[Array], Array]
 
     def index(self, statement: Statement) -> int: ...
-    def load(self, tensor: str, block: int) -> Array: ...
+    def load(self, tensor: str, block: int, into: str) -> Array: ...
     def store(self, tensor: str, block: int, tile: Array) -> None: ...
     def visible(self, q_block: int, kv_block: int, shape: tuple[int, int]) -> Array: ...
 
@@ -90,7 +91,7 @@ def _lower_load_async(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer]
 
 
 def _mean_load(state: State, s: Statement) -> None:
-    state.tiles[s.writes[0]] = state.load(s.reads[0], state.index(s))
+    state.tiles[s.writes[0]] = state.load(s.reads[0], state.index(s), s.writes[0])
 
 
 def _lower_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -145,13 +146,14 @@ def _mma_shape(s: Statement, buffers: Mapping[str, Buffer], warps: int) -> tuple
 
 def _lower_mma(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     m, n, k = _mma_shape(s, buffers, warps)
-    a = buffers[s.reads[0]]
-    loads = n // 16 + (m // MMA_M if a.space == "smem" else 0)
+    a, b = (buffers[name] for name in s.reads)
+    loads = (n // 16 if b.space == "smem" else 0) + (m // MMA_M if a.space == "smem" else 0)
     products = (m // MMA_M) * (n // MMA_N)
     steps = k // MMA_K
     emit.issue("ldsm", loads, scoreboard=0)
     for step in range(steps):
-        emit.wait_scoreboard(step % 2)
+        if loads:
+            emit.wait_scoreboard(step % 2)
         if step + 1 < steps:  # fragments of the next k-step load between the products of this one
             emit.issue("ldsm", loads, scoreboard=(step + 1) % 2)
         emit.issue("hmma", products)
@@ -190,7 +192,9 @@ def _lower_mask(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warp
 
 def _mean_mask(state: State, s: Statement) -> None:
     tile = state.tiles[s.writes[0]]
-    seen = state.visible(state.args["q_block"], state.index(s), (tile.shape[-2], tile.shape[-1]))
+    own = s.attrs.get("q_index")
+    q_block = state.args["q_block"] if own is None else own.value(state.args, state.loops)
+    seen = state.visible(q_block, state.index(s), (tile.shape[-2], tile.shape[-1]))
     state.tiles[s.writes[0]] = np.where(seen, tile, -np.inf).astype(np.float32)
 
 
@@ -308,6 +312,91 @@ def _mean_divide(state: State, s: Statement) -> None:
     state.tiles[o] = (state.tiles[o] / np.where(l > 0, l, 1.0)[:, None]).astype(np.float32)
 
 
+# --- split-K: partial results of several warps ---
+
+
+def _lower_cross_warp(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """Row statistics of every warp go through shared memory: store, barrier, load all, combine."""
+    rows = _thread_rows(s, buffers[s.attrs["like"]], warps)
+    combine = "fmnmx" if s.attrs["combine"] == "max" else "fadd"
+    emit.depend()
+    emit.issue("sts32", rows)
+    emit.issue("control", 1)
+    emit.marker("barrier", int(s.attrs.get("arg", 0)))
+    emit.issue("lds32", rows * warps, scoreboard=3)
+    emit.wait_scoreboard(3)
+    emit.issue(combine, rows * (warps - 1))
+
+
+def _mean_cross_warp(state: State, s: Statement) -> None:
+    parts = state.tiles[s.reads[0]]
+    state.tiles[s.writes[0]] = parts.max(axis=0) if s.attrs["combine"] == "max" else parts.sum(axis=0)
+
+
+def _lower_cross_warp_tile(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """Partial tiles of all warps are summed through shared memory; each warp keeps its share of the sum."""
+    size = buffers[s.reads[0]].size_bytes
+    emit.depend()
+    emit.issue("sts", -(-size // WARP_VECTOR_BYTES))
+    emit.issue("control", 1)
+    emit.marker("barrier", int(s.attrs.get("arg", 0)))
+    emit.issue("lds", -(-size // WARP_VECTOR_BYTES), scoreboard=3)
+    emit.wait_scoreboard(3)
+    emit.issue("fadd", max(1, size // 4 // 32 // warps * (warps - 1)))
+
+
+def _mean_cross_warp_tile(state: State, s: Statement) -> None:
+    state.tiles[s.writes[0]] = state.tiles[s.reads[0]].sum(axis=0)
+
+
+def _lower_fragments(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """Operand fragments that stay in registers: this warp's share of the tile, 16 x 16 an LDSM.x4."""
+    tile = buffers[s.reads[0]]
+    emit.issue("ldsm", max(1, tile.rows * tile.cols // 256 // warps), scoreboard=4)
+    emit.wait_scoreboard(4)
+
+
+def _lower_merge(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """Both parts are rescaled and divided in every step: what FA2 defers to the end."""
+    o = buffers[s.writes[0]]
+    rows = max(1, o.rows // 8)
+    emit.issue("fmnmx", rows)
+    emit.issue("fadd", 2 * rows)
+    emit.issue("fmul", 4 * rows)
+    emit.issue("ex2", 2 * rows)
+    emit.issue("ffma", rows)
+    emit.issue("rcp", rows)
+    emit.depend()
+    emit.issue("fmul", _elements(o, warps))
+    emit.issue("ffma", _elements(o, warps))
+
+
+def _mean_merge(state: State, s: Statement) -> None:
+    """FA1 algorithm 1, lines 11-13: (O, l, m) of the blocks so far and of this block, normalised."""
+    o, l, m = (state.tiles[name] for name in s.writes)
+    o_new, l_new, m_new = (state.tiles[name] for name in s.reads)
+    c = np.float32(state.scale * LOG2_E)
+    top = np.maximum(m, m_new)
+    old = l * np.exp2((m - _finite(top)) * c, dtype=np.float32)
+    fresh = np.exp2((m_new - _finite(top)) * c, dtype=np.float32)
+    total = old + fresh * l_new
+    divisor = np.where(total > 0, total, 1.0)[:, None]
+    state.tiles[s.writes[0]] = ((old[:, None] * o + fresh[:, None] * o_new) / divisor).astype(np.float32)
+    state.tiles[s.writes[1]], state.tiles[s.writes[2]] = total.astype(np.float32), top
+
+
+def _lower_log_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("lg2", 1)
+    emit.issue("ffma", 1)
+
+
+def _mean_log_sum(state: State, s: Statement) -> None:
+    l, m = (state.tiles[name] for name in s.reads)
+    with np.errstate(divide="ignore"):
+        value = np.where(l > 0, state.scale * _finite(m) + np.log(l), -np.inf)
+    state.tiles[s.writes[0]] = value.astype(np.float32)
+
+
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
@@ -337,6 +426,11 @@ _ROWS = (
     _op("rescale", "fma, mufu", _lower_rescale, _mean_rescale, "FA2 alg. 1 line 10"),
     _op("convert", "alu", _lower_convert, _mean_convert, "PTX cvt.rn.bf16x2.f32"),
     _op("divide", "mufu, fma", _lower_divide, _mean_divide, "FA2 alg. 1 lines 12-13"),
+    _op("cross_warp", "lsu, SMEM, alu or fma", _lower_cross_warp, _mean_cross_warp, "FA2 sec. 3.3 (split-K warps)", "a CTA barrier"),
+    _op("cross_warp_tile", "lsu, SMEM, fma", _lower_cross_warp_tile, _mean_cross_warp_tile, "FA2 sec. 3.3", "a CTA barrier"),
+    _op("fragments", "lsu, SMEM", _lower_fragments, _mean_copy, "PTX ldmatrix.x4", "its scoreboard"),
+    _op("merge", "fma, mufu, alu", _lower_merge, _mean_merge, "FA1 alg. 1 lines 10-13"),
+    _op("log_sum", "mufu, fma", _lower_log_sum, _mean_log_sum, "FA2 alg. 1 line 13"),
     _op("commit", "-", _lower_marker, _nothing, "PTX cp.async.commit_group"),
     _op("wait_group", "-", _lower_marker, _nothing, "PTX cp.async.wait_group"),
     _op("barrier", "-", _lower_marker, _nothing, "PTX bar.sync"),

@@ -30,8 +30,8 @@ class Opcode(IntEnum):
     COMMIT = 2  # close the warp's open cp.async group
     WAIT_GROUP = 3  # until at most `arg` of the warp's groups are in flight
     BARRIER = 4  # named barrier `arg` of the CTA: all its warps arrive and wait
-    LOOP = 5  # expression `arg` gives the trips; `jump` is the matching END
-    END = 6  # `jump` is the matching LOOP
+    LOOP = 5  # expression `arg` gives the trips; `jump` is the matching END, `index` the loop variable
+    END = 6  # `jump` is the matching LOOP, `index` the nesting depth
     SKIP_IF_NEGATIVE = 7  # jump to `jump` where expression `arg` < 0
     EXIT = 8
     DEPEND = 9  # until the result of the warp's last instruction can be read
@@ -42,28 +42,33 @@ CODE_COLUMNS = ("opcode", "bundle", "count", "arg", "bytes", "tensor", "index", 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """``const + tile argument + coef * loop counter``: how a Program names a block or a trip count."""
+    """``const + arg_coef * tile argument + coef * loop + outer_coef * outer``: how a Program names a block, a trip count or a guard."""
 
     const: int = 0
     arg: str | None = None
+    arg_coef: int = 1
     loop: str | None = None
     coef: int = 1
+    outer: str | None = None
+    outer_coef: int = 1
 
     def value(self, args: Mapping[str, int], loops: Mapping[str, int]) -> int:
         total = self.const
         if self.arg is not None:
-            total += args[self.arg]
+            total += self.arg_coef * args[self.arg]
         if self.loop is not None:
             total += self.coef * loops[self.loop]
+        if self.outer is not None:
+            total += self.outer_coef * loops[self.outer]
         return total
 
     def __str__(self) -> str:
-        parts = [self.arg] if self.arg else []
-        if self.loop:
-            parts.append(f"{'-' if self.coef < 0 else '+' if parts else ''}{self.loop}")
-        if self.const or not parts:
-            parts.append(f"{self.const:+d}" if parts else f"{self.const}")
-        return "".join(parts)
+        text = ""
+        for name, coef in ((self.arg, self.arg_coef), (self.outer, self.outer_coef), (self.loop, self.coef)):
+            if name:
+                factor = "" if abs(coef) == 1 else f"{abs(coef)}*"
+                text += ("-" if coef < 0 else "+" if text else "") + factor + name
+        return f"{text}{self.const:+d}" if text and self.const else text or str(self.const)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +211,21 @@ class Program:
 
     @cached_property
     def expression_table(self) -> IntArray:
-        """Shape (n, 4): const, tile-argument column or -1, loop depth or -1, coefficient."""
+        """Shape (n, 7): const, tile-argument column or -1, its coefficient, then depth or -1 and coefficient of two loops."""
         names = self.tiles.names
         rows = [
-            (e.const, names.index(e.arg) if e.arg else -1, self.loop_depth[e.loop] if e.loop else -1, e.coef)
+            (
+                e.const,
+                names.index(e.arg) if e.arg else -1,
+                e.arg_coef,
+                self.loop_depth[e.loop] if e.loop else -1,
+                e.coef,
+                self.loop_depth[e.outer] if e.outer else -1,
+                e.outer_coef,
+            )
             for e in self.expressions
         ]
-        return np.array(rows or np.zeros((0, 4)), dtype=np.int64).reshape(-1, 4)
+        return np.array(rows or np.zeros((0, 7)), dtype=np.int64).reshape(-1, 7)
 
     @cached_property
     def loop_depth(self) -> dict[str, int]:

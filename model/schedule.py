@@ -52,6 +52,7 @@ class Builder:
         self.code: list[list[int]] = []
         self.expressions: list[Index] = []
         self.loops: list[str] = []
+        self.depth = 0
         self.tensors: dict[str, int] = {}
         self.bundles: list[tuple[tuple[str, int], ...]] = []
 
@@ -90,11 +91,13 @@ class Builder:
         self.op("loop", index=trips, var=var)
         start = len(self.code)
         self._row(Opcode.LOOP, arg=self._expression(trips), index=len(self.loops) - 1)
+        self.depth += 1
         yield
+        self.depth -= 1
         if counts is not None:
             self._spread(start + 1, counts)
         self.op("end")
-        self._row(Opcode.END, jump=start)
+        self._row(Opcode.END, jump=start, index=self.depth)
         self.code[start][7] = len(self.code) - 1
 
     @contextmanager

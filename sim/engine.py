@@ -124,12 +124,13 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
 
 
 def make_job(
-    program: Program, gpu: GPU, *, clock_mhz: float, slots: int, queue: IntArray, miss_ppm: IntArray, active_sms: int, record_limit: int = 0
+    program: Program, gpu: GPU, *, clock_mhz: float, slots: int, queue: IntArray, miss_ppm: IntArray, active_sms: int,
+    hbm_bytes_per_s: float, record_limit: int = 0,
 ) -> Job:
     """Price ``program`` for one SM of ``gpu`` that shares L2 and HBM fairly with ``active_sms`` - 1 others."""
     cycles_per_ns = clock_mhz / 1e3
     l2_share = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / active_sms)
-    hbm_share = gpu.hbm.read_bytes_per_s / (clock_mhz * 1e6) / active_sms
+    hbm_share = hbm_bytes_per_s / (clock_mhz * 1e6) / active_sms
     hbm_share = min(hbm_share, l2_share)
     near_far_ns = (gpu.l2.latency_near_ns + gpu.l2.latency_far_ns) / 2
     latency = [

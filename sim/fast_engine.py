@@ -97,9 +97,11 @@ def expression(row: Any, args: Any, loops: Any) -> int:
     """Value of one :class:`~flashsim.model.program.Index`."""
     total = row[0]
     if row[1] >= 0:
-        total += args[row[1]]
-    if row[2] >= 0:
-        total += row[3] * loops[row[2]]
+        total += row[2] * args[row[1]]
+    if row[3] >= 0:
+        total += row[4] * loops[row[3]]
+    if row[5] >= 0:
+        total += row[6] * loops[row[5]]
     return total
 
 

@@ -294,8 +294,9 @@ class _Cta:
         return event
 
     def expression(self, number: int, loops: list[int]) -> int:
-        const, arg, depth, coef = (int(v) for v in self.machine.job.expressions[number])
-        return const + (int(self.args[arg]) if arg >= 0 else 0) + (coef * loops[depth] if depth >= 0 else 0)
+        const, arg, arg_coef, depth, coef, outer, outer_coef = (int(v) for v in self.machine.job.expressions[number])
+        total = const + (arg_coef * int(self.args[arg]) if arg >= 0 else 0)
+        return total + (coef * loops[depth] if depth >= 0 else 0) + (outer_coef * loops[outer] if outer >= 0 else 0)
 
     def warp(self, warp: _Warp, start: simpy.Event) -> Process:
         """The life of one warp: wait for the launch, run its code, leave."""

@@ -1,0 +1,29 @@
+"""The shipped schedules, each a frozen dataclass whose fields are its tile and its switches."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from ..schedule import Schedule
+from .fa1 import FA1
+from .fa2 import FA2
+from .standard import Standard
+
+SCHEDULES: dict[str, type[Any]] = {"standard": Standard, "fa1": FA1, "fa2": FA2}
+
+
+def get_schedule(name: str, **fields: Any) -> Schedule:
+    """The schedule of that name with ``fields`` set. Raises ValueError with the nearest known name or field."""
+    if name not in SCHEDULES:
+        close = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.0)[0]
+        raise ValueError(f"schedule {name!r} is unknown; did you mean {close}? Known are {', '.join(SCHEDULES)}")
+    cls = SCHEDULES[name]
+    for field in fields:
+        if field not in cls.__dataclass_fields__:
+            close = difflib.get_close_matches(field, cls.__dataclass_fields__, n=1, cutoff=0.0)[0]
+            known = ", ".join(cls.__dataclass_fields__)
+            raise ValueError(f"{name} has no field {field!r}; did you mean {close}? Its fields are {known}")
+    schedule = cls(**fields)
+    assert isinstance(schedule, Schedule)
+    return schedule

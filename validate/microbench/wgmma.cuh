@@ -7,43 +7,39 @@
 
 enum WgmmaRole { kMma = 0, kMix = 1 };
 
-namespace wgmma_smem { // byte offsets: per warpgroup two A tiles of 64 x 64, then two B tiles of N x 64
+namespace wgmma_smem { // byte offsets: two A tiles of 64 x 64 that all warpgroups read
+// (a descriptor the compiler knows to be uniform needs no R2UR per instruction), then two B tiles of N x 64
 constexpr int kATile = 64 * 128;
-constexpr int kB = kMaxRoles * 2 * kATile;
+constexpr int kB = 2 * kATile;
 __host__ __device__ constexpr int bytes(int n) { return kB + 2 * n * 128; }
 } // namespace wgmma_smem
 
-// `batch` instructions per commit; with pipelined, one batch stays in flight (the tensor pipe never drains),
+// kBatch instructions per commit; with pipelined, one batch stays in flight (the tensor pipe never drains),
 // otherwise each batch is waited for before the next. kInst counts wgmma.
-template <int kN, bool kRs>
+template <int kN, bool kRs, int kBatch>
 struct WgmmaStream {
     float d[kN / 2];
     uint32_t a_regs[4];
     uint64_t a, b;
-    int batch;
     bool pipelined;
 
-    __device__ void init(const Context& c, int batch_, bool pipelined_) {
-        batch = batch_;
+    __device__ void init(const Context& c, bool pipelined_) {
         pipelined = pipelined_;
         for (int i = 0; i < kN / 2; ++i) d[i] = 0;
         for (int i = 0; i < 4; ++i) a_regs[i] = c.bits(i);
-        a = wgmma_descriptor(c.smem + (c.warp / 4) * 2 * wgmma_smem::kATile);
+        a = wgmma_descriptor(c.smem);
         b = wgmma_descriptor(c.smem + wgmma_smem::kB);
     }
     __device__ __forceinline__ void step() {
         wgmma_fence();
-#pragma unroll 1
-        for (int i = 0; i < batch; i += 4) {
-            uint64_t tile = (i / 4) & 1; // the two tiles take turns; k-steps of 16 elements are 32 B apart
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                uint64_t b_k = b + tile * (kN * 128 / 16) + k * 2;
-                if constexpr (kRs)
-                    Wgmma<kN>::rs(d, a_regs, b_k);
-                else
-                    Wgmma<kN>::ss(d, a + tile * (wgmma_smem::kATile / 16) + k * 2, b_k);
-            }
+        for (int i = 0; i < kBatch; ++i) {
+            int tile = (i / 4) & 1, k = i % 4; // the two tiles take turns; k-steps of 16 elements are 32 B apart
+            uint64_t b_k = b + tile * (kN * 128 / 16) + k * 2;
+            if constexpr (kRs)
+                Wgmma<kN>::rs(d, a_regs, b_k);
+            else
+                Wgmma<kN>::ss(d, a + tile * (wgmma_smem::kATile / 16) + k * 2, b_k);
         }
         wgmma_commit();
         if (pipelined)
@@ -72,7 +68,7 @@ __device__ __forceinline__ void drive_wgmma(const Context& context, const WgmmaP
                                             volatile int* leave, WarpTime& time, float* sink) {
     int warps = blockDim.x / 32, group = context.warp / 4;
     Body body;
-    body.init(context, plan.batch, plan.pipelined);
+    body.init(context, plan.pipelined);
     __syncthreads();
     for (int chunk = 0;; ++chunk) {
         if (chunk == kWarmChunks) {
@@ -114,9 +110,11 @@ __global__ void __launch_bounds__(kN > 192 ? 384 : 512, 1)
                     static_cast<int>(threadIdx.x % 32)};
     WarpTime time{};
     int timed = plan.roles.timed_chunks[role];
-    if (plan.roles.stream[role] == kMma)
-        drive_wgmma<WgmmaStream<kN, kRs>>(context, plan, timed, &finished, leave, time, sink);
-    else
+    if (plan.roles.stream[role] == kMma) {
+        if (plan.batch == 4) drive_wgmma<WgmmaStream<kN, kRs, 4>>(context, plan, timed, &finished, leave, time, sink);
+        if (plan.batch == 8) drive_wgmma<WgmmaStream<kN, kRs, 8>>(context, plan, timed, &finished, leave, time, sink);
+        if (plan.batch == 12) drive_wgmma<WgmmaStream<kN, kRs, 12>>(context, plan, timed, &finished, leave, time, sink);
+    } else
         drive<SoftmaxMix>(context, inner_steps<SoftmaxMix>(12.0), timed, &finished, warps, time, sink);
     if (context.lane == 0) times[blockIdx.x * warps + warp] = time;
 }

@@ -1,0 +1,206 @@
+"""FlashAttention-1 forward: K/V blocks outside, Q blocks inside, one CTA per batch x head, warps split K ("split-K").
+
+Dao et al. 2022 (arXiv 2205.14135), algorithm 1, as its first kernel ran it (tile 16 x 256 at head_dim 64; section 3.3 of the FA2
+paper describes the split). O, l and m leave for global memory in every inner step and come back in the next outer one; the four
+warps own columns of S, so row maxima, row sums and the products with V cross shared memory three times a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..attention import Attention
+from ..gpu import GPU
+from ..program import Index, Program, Tensor, Tiles
+from ..schedule import Builder
+from .fa2 import check_forward
+from .grid import ceil_div, planes, qkv_tensors
+
+#: head_dim -> block_kv of the first released kernel (block_q is 16, four warps).
+BLOCK_KV = {32: 256, 64: 256, 128: 128}
+
+#: Q blocks run from the last to the first, so that under a causal mask those a K/V block needs come first.
+Q_BLOCK = Index(arg="n_q", const=-1, loop="i", coef=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FA1:
+    """Switches: the tile (``block_q`` x ``block_kv``, None: the released kernel's), ``warps`` that split K."""
+
+    block_q: int = 16
+    block_kv: int | None = None
+    warps: int = 4
+    registers: int = 255
+    #: Calls that the framework makes for one attention (unbind, output and scratch allocation, launch).
+    host_ops: int = 5
+
+    @property
+    def name(self) -> str:
+        return "fa1"
+
+    def tile(self, attention: Attention) -> tuple[int, int, int]:
+        """(block_q, block_kv, padded head_dim). A sequence of at most half a block takes the half block."""
+        need = max(attention.head_dim, attention.head_dim_v)
+        sizes = [d for d in BLOCK_KV if d >= need]
+        if not sizes:
+            raise ValueError(f"fa1 has no tile for head_dim {need}; the largest is {max(BLOCK_KV)}: reduce head_dim")
+        d = sizes[0]
+        default = 128 if attention.seqlen_kv <= 128 else BLOCK_KV[d]
+        return self.block_q, self.block_kv or default, d
+
+    def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
+        check_forward("fa1", attention)
+        block_q, block_kv, d = self.tile(attention)
+        if block_q % 16 or block_kv % (16 * self.warps):
+            raise ValueError(
+                f"fa1 tile {block_q}x{block_kv} with {self.warps} warps: block_q must be a multiple of 16 and block_kv of"
+                f" 16 x warps = {16 * self.warps}; change block_q, block_kv or warps"
+            )
+        b = Builder(name="fa1_fwd", warps=self.warps, registers=self.registers)
+        _buffers(b, attention.dtype_bytes, block_q, block_kv, d, self.warps)
+        passes = {"first": Index(const=1), "later": Index(arg="n_kv", const=-1)}
+        for phase, trips in passes.items():
+            shift = 0 if phase == "first" else 1
+            with b.loop("j", trips):
+                _load_kv(b, shift)
+                with b.loop("i", Index(arg="n_q")):
+                    if attention.causal and shift:
+                        with b.when(_sees(attention, shift, block_q, block_kv)):
+                            self._step(b, attention, shift, block_q, block_kv, d)
+                    else:
+                        self._step(b, attention, shift, block_q, block_kv, d)
+        tensors = qkv_tensors(attention, block_q, block_kv, attention.dtype_bytes)
+        rows = {"Otmp": attention.head_dim_v, "m": 1, "l": 1}
+        scratch = tuple(
+            Tensor(
+                name=name, heads=tensors["Q"].heads, rows=attention.seqlen_q, cols=cols, bytes_per_element=4,
+                block_rows=block_q, head_arg="plane_q",
+            )
+            for name, cols in rows.items()
+        )
+        used = tuple(t for t in scratch if t.name in b.tensors)
+        return (b.build(tensors=(*tensors.values(), *used), tiles=_grid(attention, block_q, block_kv)),)
+
+    def _step(self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int, d: int) -> None:
+        """One Q block against the resident K/V block."""
+        i = Q_BLOCK
+        w = self.warps
+        if shift:  # O, l and m of the blocks so far travel while this block is computed
+            b.op("load", writes="O", reads="Otmp", index=i, scoreboard=5)
+            b.op("load", writes="l", reads="l", index=i, scoreboard=5)
+            b.op("load", writes="m", reads="m", index=i, scoreboard=5)
+        else:
+            b.op("zero", writes="O", shape=(block_q, d))
+            b.op("zero", writes="l", shape=(block_q,))
+            b.op("zero", writes="m", shape=(block_q,), value=-np.inf)
+        b.op("wait_load", scoreboard=2)
+        b.op("to_smem", writes="Qs", reads="Qnext")
+        b.op("barrier")
+        with b.when(Index(arg="n_q", const=-2, loop="i", coef=-1)):
+            following = replace(Q_BLOCK, const=-2)
+            if attention.causal and shift:
+                with b.when(_sees(attention, shift, block_q, block_kv, ahead=1)):
+                    b.op("load", writes="Qnext", reads="Q", index=following)
+            else:
+                b.op("load", writes="Qnext", reads="Q", index=following)
+        b.op("mma", writes="S", reads=("Qs", "Kf"), transpose_b=True, split="cols")
+        ragged = attention.seqlen_kv % block_kv != 0
+        if attention.causal or ragged:
+            b.op("mask", writes="S", index=Index(loop="j", const=shift), q_index=i)
+        b.op("row_max", writes="m_part", reads="S", split="cols", parts=w)
+        b.op("cross_warp", writes="m_new", reads="m_part", combine="max", like="S", split="cols")
+        with b.interleaved():
+            b.op("exp2", writes="S", reads=("S", "m_new"), split="cols")
+            b.op("row_sum", writes="l_part", reads="S", split="cols", parts=w)
+            b.op("convert", writes="P", reads="S")
+        b.op("quad_sum", like="S", split="cols")
+        b.op("cross_warp", writes="l_new", reads="l_part", combine="sum", like="S", split="cols")
+        b.op("mma", writes="O_part", reads=("P", "Vf"), split="k", parts=w)
+        b.op("cross_warp_tile", writes="O_new", reads="O_part")
+        if shift:
+            b.op("wait_load", scoreboard=5)
+        b.op("merge", writes=("O", "l", "m"), reads=("O_new", "l_new", "m_new"))
+        self._write(b, attention, shift, block_q, block_kv)
+
+    def _write(self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int) -> None:
+        """O in fp32 with l and m while blocks are to come, O in 16 bits after a row's last block."""
+        more = Index(arg="n_kv", const=-2 - shift, outer="j", outer_coef=-1)
+        last = Index(arg="n_kv", arg_coef=-1, const=1 + shift, outer="j")
+        with b.when(more):
+            if attention.causal:  # a row is done when its diagonal lies behind
+                continues = _sees(attention, shift + 1, block_q, block_kv)
+                with b.when(_negated(continues)):
+                    _final(b)
+                with b.when(continues):
+                    _scratch(b)
+            else:
+                _scratch(b)
+        with b.when(last):
+            _final(b)
+
+
+def _sees(attention: Attention, shift: int, block_q: int, block_kv: int, ahead: int = 0) -> Index:
+    """>= 0 where the Q block ``ahead`` steps on sees a key of K/V block j + shift: its last row reaches the block's first key."""
+    offset = attention.seqlen_kv - attention.seqlen_q - 1 - shift * block_kv - ahead * block_q
+    return Index(const=offset, arg="n_q", arg_coef=block_q, loop="i", coef=-block_q, outer="j", outer_coef=-block_kv)
+
+
+def _negated(index: Index) -> Index:
+    """>= 0 exactly where ``index`` is negative."""
+    return replace(
+        index, const=-index.const - 1, arg_coef=-index.arg_coef, coef=-index.coef, outer_coef=-index.outer_coef
+    )
+
+
+def _final(b: Builder) -> None:
+    b.op("log_sum", writes="lse", reads=("l", "m"))
+    b.op("convert", writes="Oout", reads="O")
+    b.op("store", writes="O", reads="Oout", index=Q_BLOCK)
+    b.op("store", writes="LSE", reads="lse", index=Q_BLOCK)
+
+
+def _scratch(b: Builder) -> None:
+    b.op("store", writes="Otmp", reads="O", index=Q_BLOCK)
+    b.op("store", writes="l", reads="l", index=Q_BLOCK)
+    b.op("store", writes="m", reads="m", index=Q_BLOCK)
+
+
+def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int) -> None:
+    b.smem("Qs", rows=block_q, cols=d, bytes_per_element=e)
+    b.smem("Ks", rows=block_kv, cols=d, bytes_per_element=e)
+    b.smem("Vs", rows=block_kv, cols=d, bytes_per_element=e)
+    b.smem("exchange", rows=block_q * warps, cols=d, bytes_per_element=4)
+    b.registers_tile("Qnext", rows=block_q, cols=d, bytes_per_element=e)
+    b.registers_tile("Kf", rows=block_kv, cols=d, bytes_per_element=e)
+    b.registers_tile("Vf", rows=block_kv, cols=d, bytes_per_element=e)
+    b.registers_tile("S", rows=block_q, cols=block_kv)
+    b.registers_tile("P", rows=block_q, cols=block_kv, bytes_per_element=e)
+    b.registers_tile("Oout", rows=block_q, cols=d, bytes_per_element=e)
+    for name in ("O", "O_part", "O_new"):
+        b.registers_tile(name, rows=block_q, cols=d)
+    for name in ("l", "m", "lse"):
+        b.registers_tile(name, rows=block_q, cols=1)
+
+
+def _load_kv(b: Builder, shift: int) -> None:
+    """A K/V block enters shared memory once per outer step; its fragments then stay in registers. The first Q block comes along."""
+    b.op("barrier")
+    b.op("load_async", writes="Ks", reads="K", index=Index(loop="j", const=shift))
+    b.op("load_async", writes="Vs", reads="V", index=Index(loop="j", const=shift))
+    b.op("commit")
+    b.op("load", writes="Qnext", reads="Q", index=Index(arg="n_q", const=-1))
+    b.op("wait_group", arg=0)
+    b.op("barrier")
+    b.op("fragments", writes="Kf", reads="Ks")
+    b.op("fragments", writes="Vf", reads="Vs")
+
+
+def _grid(attention: Attention, block_q: int, block_kv: int) -> Tiles:
+    """One CTA per batch x head: heads fastest."""
+    batch, head = (a.ravel() for a in np.meshgrid(np.arange(attention.batch), np.arange(attention.heads_q), indexing="ij"))
+    plane_q, plane_kv = planes(attention, batch, head)
+    n_q = np.full_like(batch, ceil_div(attention.seqlen_q, block_q))
+    n_kv = np.full_like(batch, ceil_div(attention.seqlen_kv, block_kv))
+    return Tiles(names=("plane_q", "plane_kv", "n_q", "n_kv"), values=np.stack([plane_q, plane_kv, n_q, n_kv], axis=1))

@@ -1,0 +1,282 @@
+"""One call that answers: simulate(schedule, gpu, attention) -> Result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..model.attention import Attention
+from ..model.gpu import GPU
+from ..model.instructions import COUNTERS, INSTRUCTIONS, PIPES
+from ..model.program import Program, counters
+from ..model.schedule import Schedule
+from ..model.tiling import Occupancy, occupancy
+from . import fast_engine
+from .chip import Dispatch, bundle_counts, dispatch, tile_work
+from .clock import Clock, sustained
+from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run, bundle_table, make_job
+from .residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, Residency, Traffic
+
+
+def _reference(job: Job) -> Run:
+    from . import reference_engine  # SimPy is imported only where it runs
+
+    return reference_engine.run(job)
+
+
+ENGINES: dict[str, Engine] = {"fast": fast_engine.run, "simpy": _reference}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One kernel of the schedule: its Program, what fits, how it was dispatched, its job and run, counts and bytes."""
+
+    program: Program
+    occupancy: Occupancy
+    dispatch: Dispatch
+    job: Job
+    run: Run
+    cycles: float
+    counts: dict[str, int]
+    traffic: Traffic
+    clock: Clock
+    bounds: dict[str, float]
+
+    @property
+    def smem_bytes(self) -> int:
+        return sum(n * INSTRUCTIONS[name].smem_bytes for name, n in self.counts.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What happened. Cycles first; times carry the clock used. ``units``: busy share of the whole chip; ``stalls``: share of a
+    warp's life by what it waited for; ``bytes``: the ledger; ``limiter``: what binds, in words."""
+
+    schedule: str
+    gpu: str
+    attention: Attention
+    launches: tuple[Launch, ...]
+    cycles: float
+    ms: float
+    clock_mhz: float
+    clock_rule: str
+    tflops: float
+    tflops_exact: float
+    utilization: float
+    units: dict[str, float]
+    stalls: dict[str, float]
+    bytes: dict[str, int]
+    instructions: dict[str, int]
+    bounds: dict[str, float]
+    limiter: str
+    provenance: dict[str, int]
+    host_bound: bool
+    counts_from: tuple[str, ...] = field(default=())
+
+
+def simulate(
+    schedule: Schedule,
+    gpu: GPU,
+    attention: Attention,
+    *,
+    engine: str = "fast",
+    clock: float | str = "power",
+    record_limit: int = 0,
+) -> Result:
+    """Predict ``schedule`` on ``gpu`` for ``attention``.
+
+    ``engine``: "fast" or "simpy". ``clock``: MHz (a cap; the power limit still applies), "boost" (the boost clock whatever the
+    power) or "power" (boost as the cap). ``record_limit``: events to keep for a timeline. Raises ValueError where the schedule
+    cannot run, with a sentence.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+    cap = cap_mhz(gpu, clock)
+    programs = schedule.lower(gpu, attention)
+    residency = Residency(programs, int(gpu.l2.size_bytes))
+    launches = []
+    for program in programs:
+        fits = occupancy(gpu, program)
+        slots = int(gpu.sm.count) * fits.ctas_per_sm
+        traffic = residency.launch(program, slots)
+        if program is programs[-1]:
+            traffic = _add(traffic, residency.flush())
+        launches.append(_launch(program, gpu, fits, traffic, cap, engine, record_limit, limited=clock != "boost"))
+    return _result(schedule, gpu, attention, tuple(launches))
+
+
+def cap_mhz(gpu: GPU, clock: float | str) -> float:
+    """The clock cap in MHz that ``clock`` asks for. Raises ValueError with what is allowed."""
+    if clock in ("boost", "power"):
+        return float(gpu.clock.boost_mhz)
+    if isinstance(clock, str) or not 100 <= clock <= 10_000:
+        raise ValueError(f"clock is {clock!r}; give MHz between 100 and 10000, boost or power")
+    return float(clock)
+
+
+def _add(a: Traffic, b: Traffic) -> Traffic:
+    rows = {}
+    for name, x in a.by_tensor.items():
+        y = b.by_tensor[name]
+        rows[name] = (x[0] + y[0], x[1] + y[1], x[2] + y[2], x[3] + y[3])
+    return Traffic(by_tensor=rows)
+
+
+def _launch(
+    program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, cap: float, engine: str, record_limit: int, *, limited: bool
+) -> Launch:
+    table = bundle_table(program, gpu)
+    sms = int(gpu.sm.count)
+    active = min(sms, len(program.tiles))
+    per_tile = bundle_counts(program)
+    counts = _instructions(program, per_tile.sum(axis=0))
+    work = tile_work(program, table)
+    # how much of a sub-partition's port one CTA uses when alone
+    gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
+    ports = (per_tile @ table[:, PORT]) / 4
+    alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
+    order = dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
+    hbm_rate = hbm_mix(gpu, traffic)
+    bytes_ = _ledger(program, counts, traffic)
+    mhz, mark = cap, Clock(mhz=cap, rule="", watts=0.0)
+    for _ in range(2):  # memory is in ns and SMs in cycles: the clock moves one against the other, so look twice
+        job = make_job(
+            program, gpu, clock_mhz=mhz, slots=fits.ctas_per_sm, queue=order.queue, miss_ppm=traffic.miss_ppm(program),
+            active_sms=active, hbm_bytes_per_s=hbm_rate, record_limit=record_limit,
+        )
+        run = ENGINES[engine](job)
+        cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
+        mark = sustained(gpu, cycles=cycles, counts=counts, bytes_=bytes_, cap_mhz=cap)
+        if not limited:
+            mark = Clock(mhz=cap, rule=f"boost {cap:.0f} MHz, power limit ignored", watts=mark.watts)
+        if abs(mark.mhz - mhz) < 0.02 * mhz:
+            break
+        mhz = mark.mhz
+    return Launch(
+        program=program, occupancy=fits, dispatch=order, job=job, run=run, cycles=cycles, counts=counts, traffic=traffic,
+        clock=mark, bounds=_bounds(program, table, per_tile.sum(axis=0), gpu, mark.mhz, traffic, hbm_rate),
+    )
+
+
+def _instructions(program: Program, issued: Any) -> dict[str, int]:
+    counts = dict.fromkeys(INSTRUCTIONS, 0)
+    for bundle, times in zip(program.bundles, issued, strict=True):
+        for name, n in bundle:
+            counts[name] += n * int(times)
+    return counts
+
+
+def hbm_mix(gpu: GPU, traffic: Traffic) -> float:
+    """Achieved HBM bytes/s for this share of writes: read, copy and write rates, straight lines between."""
+    read, written = traffic.total(HBM_READ), traffic.total(HBM_WRITE)
+    share = written / max(1, read + written)
+    hbm = gpu.hbm
+    points = [float(hbm.read_bytes_per_s), float(hbm.copy_bytes_per_s), float(hbm.write_bytes_per_s)]
+    return float(np.interp(share, [0.0, 0.5, 1.0], points))
+
+
+def _ledger(program: Program, counts: dict[str, int], traffic: Traffic) -> dict[str, int]:
+    read, written = traffic.total(HBM_READ), traffic.total(HBM_WRITE)
+    return {
+        "hbm_read": read,
+        "hbm_write": written,
+        "hbm": read + written,
+        "l2": traffic.total(L2_READ) + traffic.total(L2_WRITE),
+        "smem": sum(n * INSTRUCTIONS[name].smem_bytes for name, n in counts.items()),
+    }
+
+
+def _bounds(
+    program: Program, table: Any, issued: Any, gpu: GPU, mhz: float, traffic: Traffic, hbm_rate: float
+) -> dict[str, float]:
+    """Cycles that each unit alone would need for the whole launch, spread evenly over all SMs."""
+    quarters = int(gpu.sm.count * gpu.sm.subpartitions)
+    totals = issued @ table
+    out = {pipe: float(totals[5 + i]) / TICKS_PER_CYCLE / quarters for i, pipe in enumerate(PIPES) if pipe != "control"}
+    out["port"] = float(totals[PORT]) / TICKS_PER_CYCLE / quarters
+    out["smem"] = float(totals[4]) / TICKS_PER_CYCLE / int(gpu.sm.count)
+    out["l2"] = (traffic.total(L2_READ) + traffic.total(L2_WRITE)) / float(gpu.l2.bytes_per_clk)
+    out["hbm"] = (traffic.total(HBM_READ) + traffic.total(HBM_WRITE)) / hbm_rate * mhz * 1e6
+    return out
+
+
+def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[Launch, ...]) -> Result:
+    cycles = sum(x.cycles for x in launches)
+    busy_ms = sum(x.cycles / x.clock.mhz / 1e3 for x in launches)
+    gap_ms = max(0, len(launches) - 1) * gpu.launch.stream_us / 1e3
+    host_ms = float(getattr(schedule, "host_ops", len(launches))) * gpu.launch.host_op_us / 1e3
+    host_bound = host_ms > busy_ms + gap_ms
+    ms = max(busy_ms + gap_ms, host_ms)
+    mhz = cycles / busy_ms / 1e3
+    bounds: dict[str, float] = {}
+    bytes_ = dict.fromkeys(("hbm_read", "hbm_write", "l2", "smem"), 0)
+    instructions = dict.fromkeys((*COUNTERS, "total"), 0)
+    stalls = dict.fromkeys(STALLS, 0.0)
+    for x in launches:
+        ledger = _ledger(x.program, x.counts, x.traffic)
+        for name in bytes_:
+            bytes_[name] += ledger[name]
+        for name, n in counters(x.counts).items():
+            instructions[name] += n
+        for name, bound in x.bounds.items():
+            bounds[name] = bounds.get(name, 0.0) + bound
+        life = x.run.stalls.mean(axis=(0, 1)) / max(1, x.run.ticks * x.job.slots)
+        for name, share in zip(STALLS, life, strict=True):
+            stalls[name] += float(share) * x.cycles / cycles
+    units = {name: bound / cycles for name, bound in bounds.items()}
+    summary = {"max_of_units": max(bounds.values()), "sum_of_units": sum(v for k, v in bounds.items() if k != "port"), **bounds}
+    idle = launches[0].dispatch.idle_sms
+    peak = peak_flops(gpu, mhz)
+    return Result(
+        schedule=schedule.name, gpu=gpu.name, attention=attention, launches=launches, cycles=cycles, ms=ms, clock_mhz=mhz,
+        clock_rule="; ".join(dict.fromkeys(x.clock.rule for x in launches)),
+        tflops=attention.flops() / ms / 1e9, tflops_exact=attention.flops("exact") / ms / 1e9,
+        utilization=attention.flops() / ms * 1e3 / peak,
+        units=units, stalls=stalls, bytes=bytes_, instructions=instructions, bounds=summary,
+        limiter="the host's launch path" if host_bound else limiter(units, stalls, launches, gpu, idle),
+        provenance=provenance(gpu), host_bound=host_bound,
+        counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
+    )
+
+
+def peak_flops(gpu: GPU, mhz: float) -> float:
+    """Dense 16-bit tensor peak of the datasheet, scaled from its clock to ``mhz``."""
+    return float(gpu.sm.count * gpu.sm.tensor_flop_per_clk * mhz * 1e6)
+
+
+UNIT_WORDS = {
+    "fma": "the FMA pipe", "alu": "the ALU pipe", "mufu": "the MUFU (exponentials)", "tensor": "the tensor cores (mma.sync)",
+    "lsu": "the load/store pipe", "port": "the issue port that matrix and vector instructions share",
+    "smem": "the shared-memory port", "l2": "L2 bandwidth", "hbm": "HBM bandwidth",
+}
+WAIT_WORDS = {
+    "barrier": "CTA barriers", "scoreboard": "loads in flight", "cp_async": "K/V loads (cp.async)", "latency": "dependent results",
+    "smem": "the shared-memory port", "launch": "CTA launch",
+}
+
+
+def limiter(units: dict[str, float], stalls: dict[str, float], launches: tuple[Launch, ...], gpu: GPU, idle: int) -> str:
+    """What binds, in words: idle SMs, a unit that is nearly always busy, or the waits that leave the busiest unit idle."""
+    sms = int(gpu.sm.count)
+    main = max(launches, key=lambda x: x.cycles)
+    if idle >= max(2, sms // 20):
+        return f"parallelism: {idle} of {sms} SMs have no CTA ({len(main.program.tiles)} CTAs in the grid)"
+    unit = max(units, key=lambda name: units[name])
+    spread = len(main.program.tiles) / sms / max(1, len(main.dispatch.queue))
+    if units[unit] >= 0.8:
+        return f"{UNIT_WORDS[unit]}, {100 * units[unit]:.0f} % busy"
+    if spread < 0.85 and units[unit] / spread >= 0.8:
+        return f"{UNIT_WORDS[unit]}, {100 * units[unit]:.0f} % busy; the last wave leaves SMs idle ({main.dispatch.waves:.2f} waves)"
+    wait = max(WAIT_WORDS, key=lambda name: stalls[name])
+    return f"latency: {UNIT_WORDS[unit]} is busiest at {100 * units[unit]:.0f} %, warps wait most for {WAIT_WORDS[wait]}"
+
+
+def provenance(gpu: GPU) -> dict[str, int]:
+    """How many of the chip's numbers are of each kind."""
+    kinds = {"datasheet": 0, "measured": 0, "derived": 0, "assumed": 0}
+    for _, number in gpu.numbers():
+        kinds[number.kind] += 1
+    return kinds
+
