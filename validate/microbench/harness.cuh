@@ -3,6 +3,7 @@
 // has finished its timed chunks: so each stream is timed while all the others run all the time.
 #pragma once
 
+#include <cstring>
 #include <random>
 
 #include "report.cuh"

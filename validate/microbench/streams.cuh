@@ -3,11 +3,13 @@
 
 #include "streams_attention.cuh"
 
-// Steps per chunk: about 2,500 cycles for a warp that runs alone.
+// Steps per chunk: at least 8,000 cycles for a warp that runs alone and at least 2,000 instructions, so that the poll of
+// some 40 cycles that follows a chunk once a warp's own timed part is over takes under half a percent of a partner's time.
 template <class Body>
-__host__ __device__ constexpr int inner_steps(double cycles) {
-    double steps = 2500.0 / (cycles * Body::kInst);
-    return steps < 1 ? 1 : static_cast<int>(steps);
+__host__ __device__ constexpr int inner_steps(double cycles, double min_cycles = 8000, int min_inst = 2000) {
+    int by_cycles = static_cast<int>(min_cycles / (cycles * Body::kInst)) + 1;
+    int by_inst = (min_inst + Body::kInst - 1) / Body::kInst;
+    return by_cycles > by_inst ? by_cycles : by_inst;
 }
 
 // Throughput streams, measured by `issue`.
@@ -24,6 +26,8 @@ __host__ __device__ constexpr int inner_steps(double cycles) {
     X(kLop3, "lop3", 2.0, Chains<Lop3Op, 16, 8>)                    \
     X(kMov, "mov", 2.0, MovRotate)                                  \
     X(kFsel, "fsel", 2.0, Chains<FselOp, 16, 8>)                    \
+    X(kSel, "sel", 2.0, Chains<SelOp, 16, 8>)                       \
+    X(kIsetpSel, "isetp_sel", 2.0, Chains<IsetpSelOp, 16, 4, 2>)    \
     X(kIsetp, "isetp", 2.0, Isetp)                                  \
     X(kLds128, "lds128", 16.0, Chase<Lds128Op, 8, 2>)               \
     X(kSts128, "sts128", 16.0, Sts128)                              \
@@ -33,6 +37,15 @@ __host__ __device__ constexpr int inner_steps(double cycles) {
     X(kHmma8, "hmma", 6.5, Hmma<8, 4>)                              \
     X(kHmmaLdsm, "hmma_ldsm", 7.0, HmmaLdsm)                        \
     X(kSoftmaxMix, "softmax_mix", 12.0, SoftmaxMix)                 \
+    X(kMixInterleaved, "mix_interleaved", 12.0, MixInterleaved)     \
+    X(kEx2Ffma, "ex2_ffma", 4.0, Alternate<Ex2Op, FfmaOp>)          \
+    X(kFfmaFmnmx, "ffma_fmnmx", 1.5, Alternate<FfmaOp, FmnmxOp>)    \
+    X(kHmmaFfma1, "hmma_ffma1", 7.0, HmmaWith<FfmaOp, 1>)           \
+    X(kHmmaFfma2, "hmma_ffma2", 8.0, HmmaWith<FfmaOp, 2>)           \
+    X(kHmmaFfma4, "hmma_ffma4", 9.0, HmmaWith<FfmaOp, 4>)           \
+    X(kHmmaIadd1, "hmma_iadd1", 8.0, HmmaWith<Iadd3Op, 1>)          \
+    X(kHmmaIadd2, "hmma_iadd2", 10.0, HmmaWith<Iadd3Op, 2>)         \
+    X(kHmmaIadd4, "hmma_iadd4", 14.0, HmmaWith<Iadd3Op, 4>)         \
     X(kRescaleMix, "rescale_mix", 1.5, RescaleMix)                  \
     X(kSpin, "spin", 4.0, Spin)
 
@@ -67,3 +80,15 @@ enum StreamId {
 #undef STREAM_ID
         kStreamCount
 };
+
+// The stream's type by its id, for kernels made for particular streams.
+template <int kId>
+struct StreamOf;
+#define STREAM_OF(id, name, cycles, ...)             \
+    template <>                                      \
+    struct StreamOf<id> {                            \
+        using Type = __VA_ARGS__;                    \
+        static constexpr double kCycles = cycles;    \
+    };
+ALL_STREAMS(STREAM_OF)
+#undef STREAM_OF

@@ -72,6 +72,16 @@ struct FselOp : FloatOp {
         asm volatile("{.reg .pred p; setp.lt.f32 p, %2, %3; selp.f32 %0, %1, %0, p;}" : "+f"(x) : "f"(next), "f"(a), "f"(b));
     }
 };
+struct SelOp : IntOp {
+    static __device__ void apply(uint32_t& x, uint32_t next, uint32_t a, uint32_t b) {
+        asm volatile("{.reg .pred p; setp.lt.u32 p, %2, %3; selp.b32 %0, %1, %0, p;}" : "+r"(x) : "r"(next), "r"(a), "r"(b));
+    }
+};
+struct IsetpSelOp : IntOp { // the comparison reads the chain, so every SEL has an ISETP of its own; two instructions
+    static __device__ void apply(uint32_t& x, uint32_t next, uint32_t a, uint32_t b) {
+        asm volatile("{.reg .pred p; setp.lt.u32 p, %0, %2; selp.b32 %0, %1, %3, p;}" : "+r"(x) : "r"(next), "r"(a), "r"(b));
+    }
+};
 struct ShflOp : IntOp {
     static __device__ void apply(uint32_t& x, uint32_t, uint32_t, uint32_t) {
         asm volatile("shfl.sync.bfly.b32 %0, %0, 1, 31, 0xffffffff;" : "+r"(x));
@@ -103,11 +113,14 @@ struct Chains {
         a = Op::seed(c, kChains);
         b = Op::partner(a);
     }
+    __device__ __forceinline__ void apply(int i, int r) {
+        Op::apply(x[i], x[(i + 1) % kChains], r & 1 ? b : a, r & 1 ? a : b);
+    }
     __device__ __forceinline__ void step(int) {
 #pragma unroll
         for (int r = 0; r < kRounds; ++r) {
 #pragma unroll
-            for (int i = 0; i < kChains; ++i) Op::apply(x[i], x[(i + 1) % kChains], r & 1 ? b : a, r & 1 ? a : b);
+            for (int i = 0; i < kChains; ++i) apply(i, r);
         }
     }
     __device__ float sink() {
@@ -139,9 +152,9 @@ struct MovRotate {
     }
 };
 
-// Six predicate chains (seven predicate registers exist), each p = (x < y) and p.
+// Six predicate chains (seven predicate registers exist), each p = (x < y) xor p.
 struct Isetp {
-    static constexpr int kInst = 48;
+    static constexpr int kInst = 6 + 3 * 42;
     int x[9];
 
     __device__ void init(const Context& c) {
@@ -151,15 +164,17 @@ struct Isetp {
 #define SETP6(y)                                                                                          \
     "setp.ne.xor.s32 p0, %1, " y ", p0; setp.ne.xor.s32 p1, %2, " y ", p1; setp.ne.xor.s32 p2, %3, " y ", p2;" \
     "setp.lt.xor.s32 p3, %4, " y ", p3; setp.lt.xor.s32 p4, %5, " y ", p4; setp.lt.xor.s32 p5, %6, " y ", p5;"
+#define SETP42 SETP6("%7") SETP6("%8") SETP6("%9") SETP6("%2") SETP6("%1") SETP6("%4") SETP6("%3")
         asm volatile(
             "{.reg .pred p0,p1,p2,p3,p4,p5;"
             "setp.ne.s32 p0, %0, 1; setp.ne.s32 p1, %0, 2; setp.ne.s32 p2, %0, 3;"
             "setp.ne.s32 p3, %0, 4; setp.ne.s32 p4, %0, 5; setp.ne.s32 p5, %0, 6;"
-            SETP6("%7") SETP6("%8") SETP6("%9") SETP6("%2") SETP6("%1") SETP6("%4") SETP6("%3")
+            SETP42 SETP42 SETP42
             "xor.pred p0, p0, p1; xor.pred p2, p2, p3; xor.pred p4, p4, p5; xor.pred p0, p0, p2; xor.pred p0, p0, p4;"
             "@p0 add.s32 %0, %0, 1;}"
             : "+r"(x[0])
             : "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(x[4]), "r"(x[5]), "r"(x[6]), "r"(x[7]), "r"(x[8]), "r"(x[1] + 7));
+#undef SETP42
 #undef SETP6
     }
     __device__ float sink() { return __int_as_float(x[0]); }

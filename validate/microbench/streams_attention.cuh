@@ -1,8 +1,9 @@
-// Streams that attention is made of: HMMA, HMMA fed by LDSM, the softmax mix, the rescale of the output accumulator.
+// Streams that attention is made of: HMMA, HMMA fed by LDSM, the rescale of the output accumulator.
 #pragma once
 
 #include "streams_alu.cuh"
 #include "streams_memory.cuh"
+#include "streams_mix.cuh"
 
 // Two A fragments and four B fragments take turns, so that operands toggle from one instruction to the next.
 template <int kChains, int kRounds>
@@ -28,9 +29,9 @@ struct Hmma {
     }
 };
 
-// One LDSM.x4 (two B fragments) per three HMMA, loaded three groups ahead; eight accumulators. kInst counts HMMA.
+// One LDSM.x4 (two B fragments) per three HMMA, loaded three groups ahead; sixteen accumulators. kInst counts HMMA.
 struct HmmaLdsm {
-    static constexpr int kChains = 8, kGroups = 16, kDepth = 4;
+    static constexpr int kChains = 16, kGroups = 16, kDepth = 4;
     static constexpr int kInst = 3 * kGroups;
     float c[kChains][4];
     uint32_t a[2][4], b[kDepth][4], address;
@@ -56,44 +57,6 @@ struct HmmaLdsm {
     __device__ float sink() {
         float s = 0;
         for (int i = 0; i < kChains; ++i) s += c[i][0] + c[i][1] + c[i][2] + c[i][3];
-        return s;
-    }
-};
-
-// Per element FMNMX, FFMA, EX2, FADD and half an F2FP; 32 independent elements. kInst counts elements.
-// The packed pair and the odd exponential are the next step's inputs, so nothing but the mix is executed.
-struct SoftmaxMix {
-    static constexpr int kInst = 32;
-    float x[kInst], sum[8], floor_, scale, bias;
-
-    __device__ void init(const Context& c) {
-        for (int i = 0; i < kInst; ++i) x[i] = c.bounded(i);
-        for (int i = 0; i < 8; ++i) sum[i] = 0;
-        floor_ = 0.1f * c.bounded(33);
-        scale = -c.bounded(34);
-        bias = c.bounded(35) - 0.5f;
-    }
-    __device__ __forceinline__ void step(int) {
-#pragma unroll
-        for (int i = 0; i < kInst; ++i) {
-            x[i] = fmaxf(x[i], floor_);
-            x[i] = fmaf(x[i], scale, bias);
-            float e;
-            asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x[i]));
-            sum[i % 8] += e;
-            x[i] = e;
-        }
-#pragma unroll
-        for (int i = 0; i < kInst; i += 2) {
-            uint32_t packed;
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(x[i]), "f"(x[i + 1]));
-            x[i] = __uint_as_float(packed);
-        }
-    }
-    __device__ float sink() {
-        float s = 0;
-        for (int i = 0; i < kInst; ++i) s += x[i];
-        for (int i = 0; i < 8; ++i) s += sum[i];
         return s;
     }
 };

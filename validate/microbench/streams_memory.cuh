@@ -45,10 +45,9 @@ struct Lds32Op {
 struct Lds128Op {
     static constexpr int kTable = smem_map::kLds;
     static __device__ void load(uint32_t& address, uint32_t& rest) {
-        uint32_t y, z, w;
-        asm volatile("ld.volatile.shared.v4.b32 {%0,%1,%2,%3}, [%0];" : "+r"(address), "=r"(y), "=r"(z), "=r"(w));
-        rest = w;
-        (void)y, (void)z;
+        uint32_t r[3];
+        asm volatile("ld.volatile.shared.v4.b32 {%0,%1,%2,%3}, [%0];" : "+r"(address), "=r"(r[0]), "=r"(r[1]), "=r"(r[2]));
+        rest = r[2];
     }
 };
 struct LdsmOp {

@@ -207,6 +207,13 @@ struct Wgmma<256> {
 
 #undef R8
 
+// wgmma reads shared memory through the async proxy; ordinary stores must be made visible to it first.
+__device__ __forceinline__ void wgmma_proxy_fence() {
+#ifdef FLASHSIM_HAS_WGMMA
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef FLASHSIM_HAS_WGMMA
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

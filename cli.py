@@ -1,0 +1,362 @@
+"""The command line. Commands read options, call one function and print; what they print is in :mod:`.render`.
+
+Bad input is one sentence on stderr and exit code 2, Ctrl-C exit code 130. What is heavy is imported by the command that
+needs it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from .model.attention import Attention
+    from .model.gpu import GPU
+    from .model.schedule import Schedule
+    from .sim.predict import Result
+
+EXAMPLE = {"batch": 1, "heads_q": 1, "seqlen_q": 512, "head_dim": 128}  # the shape that `schedules NAME` prints
+BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+class Sentence(click.ClickException):
+    """An error of the user's, as one line on stderr."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"flashsim: {' '.join(self.message.split())}", err=True)
+
+
+class Commands(click.Group):
+    """A group that turns bad input into a sentence, knows the nearest command, and ends cleanly on Ctrl-C."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.0)[0]
+            raise Sentence(f"command {args[0]!r} is unknown; did you mean {close}? Known are {', '.join(names)}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("flashsim: interrupted", err=True)
+            raise click.exceptions.Exit(130) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            reason = (error.strerror or str(error)).lower()
+            raise Sentence(f"{error.filename}: {reason}" if error.filename else reason) from None
+        except ValueError as error:
+            raise Sentence(str(error)) from None
+
+
+def problem_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The problem, the chip and how it is run: the same options for predict, compare and trace."""
+    options = (
+        click.option("--gpu", required=True, metavar="NAME", help="Chip name, or the path of a chip's .toml file."),
+        click.option("--batch", type=int, required=True),
+        click.option("--heads", type=int, required=True, help="Query heads."),
+        click.option("--heads-kv", type=int, help="Key/value heads [default: --heads]."),
+        click.option("--seqlen", type=int, required=True, help="Queries."),
+        click.option("--seqlen-kv", type=int, help="Keys [default: --seqlen]."),
+        click.option("--head-dim", type=int, required=True),
+        click.option("--head-dim-v", type=int, help="Columns of V [default: --head-dim]."),
+        click.option("--causal", is_flag=True, help="Mask, aligned bottom-right."),
+        click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd"),
+        click.option("--dtype", default="bf16", show_default=True),
+        click.option("--clock", default="power", show_default=True, metavar="MHZ|boost|power", help="MHz is a cap."),
+        click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule."),
+        click.option("--set-gpu", "gpu_sets", multiple=True, metavar="NUMBER=VALUE", help="For example pipe.ex2=4."),
+        click.option("--engine", default="fast", show_default=True, metavar="fast|simpy"),
+        click.option("--scope", type=click.Choice(["sm"]), default="sm", show_default=True, help="One SM's share."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="flashsim", message="flashsim %(version)s")
+def main() -> None:
+    """Predict, explain and cross-check FlashAttention schedules without a GPU."""
+
+
+@main.command()
+@click.argument("name", required=False)
+def gpus(name: str | None) -> None:
+    """List the chips, or every number of one with its unit, kind and source."""
+    from . import render
+    from .model.gpu import GPUS, load_gpu
+
+    if name is None:
+        render.gpu_list([load_gpu(each) for each in GPUS])
+    else:
+        render.gpu_numbers(load_gpu(name))
+
+
+@main.command()
+@click.argument("name", required=False)
+@click.option("--gpu", default="h100", show_default=True)
+def schedules(name: str | None, gpu: str) -> None:
+    """List the schedules, or one's fields and its Program for a small problem."""
+    from . import render
+    from .model.attention import Attention
+    from .model.gpu import load_gpu
+    from .model.schedules import SCHEDULES, get_schedule
+
+    if name is None:
+        render.schedule_list(SCHEDULES)
+        return
+    schedule, attention = get_schedule(name), Attention(**EXAMPLE)
+    programs = schedule.lower(load_gpu(gpu), attention)
+    render.schedule_fields(SCHEDULES[name])
+    click.echo(f"\n{attention.label} on {gpu}:")
+    for program in programs:
+        click.echo(f"\n{program}")
+
+
+@main.command()
+@click.argument("schedule")
+@problem_options
+@as_json
+def predict(schedule: str, as_json: bool, **options: Any) -> None:
+    """Predict SCHEDULE: time, limiter, busy units, stalls, bytes, occupancy and bounds."""
+    from . import render
+
+    result = _simulate(_schedule(schedule, options["sets"]), *_problem(options), options)
+    if as_json:
+        _print_json(render.as_dict(result))
+    else:
+        render.prediction(result)
+
+
+@main.command()
+@click.argument("names", nargs=-1, required=True, metavar="SCHEDULE...")
+@problem_options
+@as_json
+def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Compare schedules on one problem, one row each. NAME:FIELD=VALUE,... sets switches of that row alone."""
+    from . import render
+
+    gpu, attention = _problem(options)
+    chosen = []
+    for label in names:
+        name, _, switches = label.partition(":")
+        chosen.append((label, _schedule(name, [*options["sets"], *(s for s in switches.split(",") if s)])))
+    rows: list[tuple[str, Result | str]] = []
+    for label, schedule in chosen:
+        try:
+            rows.append((label, _simulate(schedule, gpu, attention, options)))
+        except ValueError as error:
+            rows.append((label, str(error)))
+    if as_json:
+        _print_json(render.comparison_dict(rows))
+    else:
+        render.comparison(rows, gpu, attention)
+    if all(isinstance(result, str) for _, result in rows):
+        raise Sentence("none of these schedules can run this problem on this chip; see the rows above")
+
+
+@main.command()
+@click.argument("schedule")
+@problem_options
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The JSON to write.")
+@click.option("--limit", type=int, default=20_000, show_default=True, help="Records of one kernel to keep.")
+@click.option("--blocks", type=int, help="CTAs of one kernel to keep [default: all].")
+def trace(schedule: str, output: Path, limit: int, blocks: int | None, **options: Any) -> None:
+    """Write the timeline of SCHEDULE as Chrome trace JSON, for ui.perfetto.dev."""
+    for name, value in (("limit", limit), ("blocks", blocks)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be a whole number of at least 1: change --{name}")
+    result = _simulate(_schedule(schedule, options["sets"]), *_problem(options), options, record_limit=limit + 1)
+    from .sim.trace import trace as lay_out
+    from .sim.trace import write_trace
+
+    laid = lay_out(result, limit=limit, blocks=blocks)
+    try:
+        write_trace(laid, output)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"cannot write {output}: {reason}; choose another path for -o") from None
+    for note in laid.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"{output}: {len(laid.events)} events; open it in ui.perfetto.dev")
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@as_json
+def crosscheck(file: Path, as_json: bool) -> None:
+    """Predict each measured row of FILE (CSV) and say how far off it is, and why."""
+    from . import render
+
+    check = _validate("crosscheck").crosscheck
+    with _working(f"predicting the rows of {file}"):
+        report = check(file)
+    if as_json:
+        _print_json(report)
+    else:
+        render.crosscheck(report)
+
+
+@main.command()
+@as_json
+def lineage(as_json: bool) -> None:
+    """The table of generations: predicted beside published, and what binds each."""
+    from . import render
+
+    table = _validate("lineage").lineage
+    with _working("predicting the lineage"):
+        rows = table()
+    if as_json:
+        _print_json(rows)
+    else:
+        render.rows("lineage", rows)
+
+
+@main.command()
+def calibrate() -> None:
+    """Build and run the microbenchmarks where a GPU and nvcc are; otherwise say what is missing."""
+    code = _validate("calibrate").main()
+    if code:
+        raise click.exceptions.Exit(int(code))
+
+
+def _validate(module: str) -> Any:
+    """A module of validate, imported when its command runs. Raises ValueError where this installation lacks it."""
+    name = f"{__package__}.validate.{module}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ValueError(f"this installation has no {name}: install flashsim with its validate folder") from None
+
+
+def _problem(options: dict[str, Any]) -> tuple[GPU, Attention]:
+    from .model.attention import Attention
+    from .model.gpu import load_gpu
+
+    gpu = load_gpu(options["gpu"])
+    for text in options["gpu_sets"]:
+        number, raw = _pair("--set-gpu", text)
+        gpu = gpu.replace_number(number, _number("--set-gpu", number, raw))
+    attention = Attention(
+        batch=options["batch"], heads_q=options["heads"], seqlen_q=options["seqlen"], head_dim=options["head_dim"],
+        heads_kv=options["heads_kv"], seqlen_kv=options["seqlen_kv"], head_dim_v=options["head_dim_v"],
+        causal=options["causal"], dtype=options["dtype"], pass_=options["pass_"],
+    )
+    return gpu, attention
+
+
+def _schedule(name: str, sets: Iterable[str]) -> Schedule:
+    from .model.schedules import SCHEDULES, get_schedule
+
+    get_schedule(name)
+    hints = typing.get_type_hints(SCHEDULES[name])
+    known = {f.name for f in fields(SCHEDULES[name])}
+    values: dict[str, Any] = {}
+    for text in sets:
+        field, raw = _pair("--set", text)
+        values[field] = parse_value(field, raw, hints[field]) if field in known else raw
+    return get_schedule(name, **values)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name.strip() and equals and value.strip()):
+        raise ValueError(f"{option} got {text!r}; write {option} name=value")
+    return name.strip(), value.strip()
+
+
+def _number(option: str, name: str, raw: str) -> float:
+    try:
+        value = float(raw)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{option} {name} got {raw!r}; it takes a finite number")
+    return value
+
+
+def parse_value(field: str, raw: str, hint: Any) -> Any:
+    """``raw`` as the type that the dataclass field is annotated with. Raises ValueError with what the field takes."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    allowed = typing.get_args(hint) if union else (hint,)
+    text = raw.lower()
+    if type(None) in allowed and text in ("none", "null"):
+        return None
+    if bool in allowed and text in BOOLEANS:
+        return BOOLEANS[text]
+    for kind in (k for k in (int, float) if k in allowed):
+        try:
+            value: float = kind(raw)
+        except ValueError:
+            continue
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"--set {field} got {raw!r}; it must be zero or more")
+        return value
+    if str in allowed:
+        return raw
+    words = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
+    takes = " or ".join(words.get(kind, str(kind)) for kind in allowed)
+    raise ValueError(f"--set {field} got {raw!r}; it takes {takes}")
+
+
+def _simulate(
+    schedule: Schedule, gpu: GPU, attention: Attention, options: dict[str, Any], *, record_limit: int = 0
+) -> Result:
+    clock: float | str = options["clock"]
+    if clock not in ("boost", "power"):
+        try:
+            clock = float(clock)
+        except ValueError:
+            raise ValueError(f"clock is {clock!r}; give MHz between 100 and 10000, boost or power") from None
+    with _working(f"simulating {schedule.name} on {gpu.name}"):
+        from .sim.predict import simulate
+
+        try:
+            return simulate(schedule, gpu, attention, engine=options["engine"], clock=clock, record_limit=record_limit)
+        except ArithmeticError as error:
+            asked = ", ".join([*options["sets"], *options["gpu_sets"]]) or "these sizes"
+            raise ValueError(f"{schedule.name} cannot run with {asked} ({error}); give numbers above zero") from None
+
+
+@contextmanager
+def _working(what: str) -> Iterator[None]:
+    """A spinner on stderr while something runs, where a person looks."""
+    if not click.get_text_stream("stderr").isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} ..."):
+        yield
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""What the command line prints: tables for people (rich) and plain dicts for ``--json``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .model.attention import Attention
+    from .model.gpu import GPU
+    from .sim.predict import Launch, Result
+
+BAR = 24  # characters of a full bar
+PIPED_WIDTH = 140  # columns where the output is not a terminal
+SHOWN_STALL = 0.0005
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
+def _table(title: str, *columns: str, text: int = 1) -> Table:
+    """A table whose first ``text`` columns are words and whose others are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < text else "right", overflow="fold")
+    return table
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.4g} TB"
+
+
+# --- chips and schedules ---
+
+
+def gpu_list(chips: Sequence[GPU]) -> None:
+    """One row a chip."""
+    table = _table(
+        "chips", "name", "chip", "architecture", "SMs", "boost MHz", "SMEM/SM", "L2", "HBM", "16-bit TFLOP/s", text=3
+    )
+    for gpu in chips:
+        peak = gpu.sm.count * gpu.sm.tensor_flop_per_clk * gpu.clock.tensor_peak_mhz / 1e6
+        table.add_row(
+            gpu.name, gpu.full_name, gpu.architecture, f"{gpu.sm.count:.0f}", f"{gpu.clock.boost_mhz:.0f}",
+            f"{gpu.sm.smem_bytes / 1024:.0f} KiB", f"{gpu.l2.size_bytes / 2**20:.0f} MiB",
+            f"{gpu.hbm.peak_bytes_per_s / 1e12:.2f} TB/s", f"{peak:.0f}",
+        )
+    _console().print(table)
+
+
+def gpu_numbers(gpu: GPU) -> None:
+    """Every number of a chip with its unit, kind and source."""
+    table = _table(f"{gpu.full_name} ({gpu.name}, {gpu.architecture})", "number", "value")
+    for column in ("unit", "kind", "source"):
+        table.add_column(column, overflow="fold")
+    for name, number in gpu.numbers():
+        table.add_row(name, f"{float(number):.12g}", number.unit, number.kind, escape(number.source))
+    _console().print(table)
+
+
+def schedule_list(schedules: Mapping[str, type[Any]]) -> None:
+    """One row a schedule: the first sentence of its module."""
+    table = _table("schedules", "name", "what it is", text=2)
+    for name, cls in schedules.items():
+        doc = sys.modules[cls.__module__].__doc__ or cls.__doc__ or ""
+        table.add_row(name, escape(doc.strip().splitlines()[0]))
+    _console().print(table)
+
+
+def schedule_fields(cls: type[Any]) -> None:
+    """The fields of a schedule with their types and defaults, for --set."""
+    console = _console()
+    console.print(escape(" ".join((sys.modules[cls.__module__].__doc__ or "").split())), "\n")
+    table = _table("fields (--set field=value)", "field", "default", "type", text=3)
+    for f in fields(cls):
+        default = str(f.default).lower() if f.default is None or isinstance(f.default, bool) else str(f.default)
+        table.add_row(f.name, default, str(f.type))
+    console.print(table)
+    console.print(escape(" ".join((cls.__doc__ or "").split())), style="dim")
+
+
+# --- one prediction ---
+
+
+def prediction(result: Result) -> None:
+    """The panel and tables of ``predict``."""
+    console = _console()
+    compulsory = _compulsory(result.attention)
+    console.print(
+        Panel(
+            "\n".join(
+                (
+                    f"[bold]{result.ms:.4g} ms[/bold]   {result.cycles:,.0f} cycles at {result.clock_mhz:.0f} MHz"
+                    f" ({escape(result.clock_rule)})",
+                    f"[bold]{result.tflops:.1f} TFLOP/s[/bold] (papers' convention), {result.tflops_exact:.1f} (unmasked"
+                    f" pairs only); {100 * result.utilization:.1f} % of the 16-bit tensor peak at that clock",
+                    f"limiter: [bold]{escape(result.limiter)}[/bold]",
+                )
+            ),
+            title=escape(f"{result.schedule} on {result.gpu}: {result.attention.label}"), title_align="left",
+        )
+    )
+    side = Table.grid(padding=(0, 4))
+    side.add_row(_shares("units busy", result.units), _shares("warps wait for", _stalls(result)))
+    console.print(side)
+    ledger = _table("bytes", "", "moved", "compulsory", "ratio")
+    for name, label in (("hbm_read", "HBM read"), ("hbm_write", "HBM write"), ("l2", "L2"), ("smem", "SMEM")):
+        moved, least = result.bytes[name], compulsory.get(name)
+        ledger.add_row(label, _size(moved), _size(least) if least else "", f"{moved / least:.2f}x" if least else "")
+    console.print(ledger)
+    _launches(console, result)
+    units = {k: v for k, v in result.bounds.items() if k not in ("max_of_units", "sum_of_units")}
+    top = max(units, key=lambda name: units[name])
+    console.print(
+        f"[bold]bounds[/bold]  lower (max of units: {top}) {result.bounds['max_of_units']:,.0f} cycles,"
+        f" predicted {result.cycles:,.0f}, upper (sum of units) {result.bounds['sum_of_units']:,.0f}"
+    )
+    counts = ", ".join(f"{name} {n:,}" for name, n in result.instructions.items())
+    console.print(f"[bold]warp instructions[/bold]  {counts}\n  counts from: {escape('; '.join(result.counts_from))}")
+    kinds = ", ".join(f"{n} {kind}" for kind, n in result.provenance.items())
+    gpu = escape(result.gpu)
+    console.print(f"[bold]numbers of {gpu}[/bold]  {kinds} (flashsim gpus {gpu} lists them)")
+
+
+def _stalls(result: Result) -> dict[str, float]:
+    return {name: share for name, share in result.stalls.items() if share >= SHOWN_STALL}
+
+
+def _shares(title: str, shares: Mapping[str, float]) -> Table:
+    table = _table(title, "", "share", text=1)
+    table.add_column("", justify="left", no_wrap=True)
+    for name, share in sorted(shares.items(), key=lambda item: -item[1]):
+        table.add_row(name, f"{100 * share:.1f} %", "█" * round(BAR * min(1.0, share)))
+    return table
+
+
+def _launches(console: Console, result: Result) -> None:
+    for launch in result.launches:
+        fits, tiles = launch.occupancy, len(launch.program.tiles)
+        idle = f", {launch.dispatch.idle_sms} SMs idle" if launch.dispatch.idle_sms else ""
+        share = f" [{100 * launch.cycles / result.cycles:.0f} % of the cycles]" if len(result.launches) > 1 else ""
+        console.print(
+            f"[bold]occupancy[/bold]  {launch.program.name}{escape(share)}: {fits.ctas_per_sm} CTAs of"
+            f" {launch.program.warps} warps per SM, bound by {fits.limiter}; {tiles} CTAs, {launch.dispatch.waves:.2f} waves{idle}"
+        )
+        for name, arithmetic in fits.arithmetic.items():
+            console.print(f"  {name}: {escape(arithmetic)}", style="bold" if name == fits.limiter else "dim")
+
+
+def _compulsory(attention: Attention) -> dict[str, int]:
+    return {"hbm_read": attention.compulsory_read_bytes, "hbm_write": attention.compulsory_write_bytes}
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """A Result as plain numbers, for ``predict --json``. ``occupancy`` is the longest kernel's; ``launches`` has all."""
+    attention = asdict(result.attention)
+    attention["pass"] = attention.pop("pass_")
+    compulsory = {f"compulsory_{name}": n for name, n in _compulsory(result.attention).items()}
+    longest = max(result.launches, key=lambda launch: launch.cycles)
+    return {
+        "schedule": result.schedule, "gpu": result.gpu, "attention": attention,
+        "cycles": result.cycles, "ms": result.ms, "tflops": result.tflops, "tflops_exact": result.tflops_exact,
+        "utilization": result.utilization, "clock_mhz": result.clock_mhz, "clock_rule": result.clock_rule,
+        "limiter": result.limiter, "host_bound": result.host_bound,
+        "units": dict(result.units), "stalls": dict(result.stalls),
+        "bytes": {**result.bytes, **compulsory}, "instructions": dict(result.instructions),
+        "counts_from": list(result.counts_from), "occupancy": asdict(longest.occupancy), "bounds": dict(result.bounds),
+        "provenance": dict(result.provenance), "launches": [_launch_dict(launch) for launch in result.launches],
+    }
+
+
+def _launch_dict(launch: Launch) -> dict[str, Any]:
+    return {
+        "name": launch.program.name, "cycles": launch.cycles, "clock_mhz": launch.clock.mhz,
+        "watts": launch.clock.watts,
+        "ctas": len(launch.program.tiles), "waves": launch.dispatch.waves, "idle_sms": launch.dispatch.idle_sms,
+        "warps_per_cta": launch.program.warps, "registers_per_thread": launch.program.registers,
+        "smem_bytes_per_cta": launch.program.smem_bytes, "occupancy": asdict(launch.occupancy),
+        "counts_from": launch.program.profile,
+    }
+
+
+# --- several ---
+
+
+def comparison(rows: Sequence[tuple[str, Result | str]], gpu: GPU, attention: Attention) -> None:
+    """One row a schedule; those that cannot run are listed below with their sentence."""
+    columns = ("schedule", "ms", "TFLOP/s", "util", "cycles", "MHz", "HBM", "speed-up")
+    table = _table(f"{attention.label} on {gpu.name}", *columns)
+    table.add_column("limiter", justify="left", overflow="fold")
+    for row in comparison_dict(rows):
+        if "error" in row:
+            table.add_row(escape(row["schedule"]), *["-"] * 7, escape(row["error"]))
+        else:
+            table.add_row(
+                escape(row["schedule"]), f"{row['ms']:.4g}", f"{row['tflops']:.1f}",
+                f"{100 * row['utilization']:.1f} %", f"{row['cycles']:,.0f}", f"{row['clock_mhz']:.0f}", _size(row["hbm_bytes"]), f"{row['speedup']:.2f}x",
+                escape(row["limiter"]),
+            )
+    _console().print(table)
+
+
+def comparison_dict(rows: Iterable[tuple[str, Result | str]]) -> list[dict[str, Any]]:
+    """Rows of ``compare --json``; ``speedup`` is over the first schedule that runs."""
+    out: list[dict[str, Any]] = []
+    first: float | None = None
+    for label, result in rows:
+        if isinstance(result, str):
+            out.append({"schedule": label, "error": result})
+            continue
+        first = first or result.ms
+        out.append(
+            {
+                "schedule": label, "ms": result.ms, "tflops": result.tflops, "utilization": result.utilization,
+                "cycles": result.cycles, "clock_mhz": result.clock_mhz,
+                "hbm_bytes": result.bytes["hbm_read"] + result.bytes["hbm_write"], "limiter": result.limiter,
+                "speedup": first / result.ms,
+            }
+        )
+    return out
+
+
+def crosscheck(report: Mapping[str, Any]) -> None:
+    """Rows with verdicts, then the summary, whatever groups it has."""
+    rows("rows", report["rows"])
+    plain = {key: value for key, value in report["summary"].items() if not isinstance(value, Mapping)}
+    if plain:
+        rows("summary", [plain])
+    for key, group in report["summary"].items():
+        if isinstance(group, Mapping):
+            nested = {name: value for name, value in group.items() if isinstance(value, Mapping)}
+            rows(f"by {key}", [{key: name, **value} for name, value in nested.items()] if nested else [group])
+
+
+def rows(title: str, table_rows: Sequence[Mapping[str, Any]]) -> None:
+    """Dicts as a table: columns in order of appearance, columns without any value left out."""
+    columns = dict.fromkeys(key for row in table_rows for key, value in row.items() if value not in (None, ""))
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int | float | None) for row in table_rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in table_rows:
+        table.add_row(*(escape(_cell(row.get(column))) for column in columns))
+    _console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(v) for v in value)
+    return str(value)
