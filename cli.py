@@ -11,6 +11,7 @@ import errno
 import importlib
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from .model.schedule import Schedule
     from .sim.predict import Result
 
-EXAMPLE = {"batch": 1, "heads_q": 1, "seqlen_q": 512, "head_dim": 128}  # the shape that `schedules NAME` prints
+SIZES = ("batch", "heads", "heads_kv", "seqlen", "seqlen_kv", "head_dim", "head_dim_v")
+LARGEST = 2**31 - 1
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -127,7 +129,7 @@ def schedules(name: str | None, gpu: str) -> None:
     if name is None:
         render.schedule_list(SCHEDULES)
         return
-    schedule, attention = get_schedule(name), Attention(**EXAMPLE)
+    schedule, attention = get_schedule(name), Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=128)
     programs = schedule.lower(load_gpu(gpu), attention)
     render.schedule_fields(SCHEDULES[name])
     click.echo(f"\n{attention.label} on {gpu}:")
@@ -180,7 +182,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @main.command()
 @click.argument("schedule")
 @problem_options
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The JSON to write.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="JSON to write.")
 @click.option("--limit", type=int, default=20_000, show_default=True, help="Records of one kernel to keep.")
 @click.option("--blocks", type=int, help="CTAs of one kernel to keep [default: all].")
 def trace(schedule: str, output: Path, limit: int, blocks: int | None, **options: Any) -> None:
@@ -261,6 +263,10 @@ def _problem(options: dict[str, Any]) -> tuple[GPU, Attention]:
     for text in options["gpu_sets"]:
         number, raw = _pair("--set-gpu", text)
         gpu = gpu.replace_number(number, _number("--set-gpu", number, raw))
+    for name in SIZES:
+        if (options[name] or 0) > LARGEST:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{name} is {options[name]}; it must be at most {LARGEST}: change {option}")
     attention = Attention(
         batch=options["batch"], heads_q=options["heads"], seqlen_q=options["seqlen"], head_dim=options["head_dim"],
         heads_kv=options["heads_kv"], seqlen_kv=options["seqlen_kv"], head_dim_v=options["head_dim_v"],
@@ -308,19 +314,23 @@ def parse_value(field: str, raw: str, hint: Any) -> Any:
         return None
     if bool in allowed and text in BOOLEANS:
         return BOOLEANS[text]
-    for kind in (k for k in (int, float) if k in allowed):
-        try:
-            value: float = kind(raw)
-        except ValueError:
-            continue
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"--set {field} got {raw!r}; it must be zero or more")
-        return value
+    if int in allowed and text.removeprefix("-").isdecimal():
+        if type(None) in allowed and int(text) == 0:
+            raise ValueError(f"--set {field} got 0; it must be at least 1, or none for the schedule's own")
+        return _not_negative(field, int(text))
+    if float in allowed:
+        return _not_negative(field, _number("--set", field, raw))
     if str in allowed:
         return raw
     words = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
     takes = " or ".join(words.get(kind, str(kind)) for kind in allowed)
     raise ValueError(f"--set {field} got {raw!r}; it takes {takes}")
+
+
+def _not_negative(field: str, value: float) -> float:
+    if value < 0:
+        raise ValueError(f"--set {field} got {value}; it must be zero or more")
+    return value
 
 
 def _simulate(
@@ -339,13 +349,15 @@ def _simulate(
             return simulate(schedule, gpu, attention, engine=options["engine"], clock=clock, record_limit=record_limit)
         except ArithmeticError as error:
             asked = ", ".join([*options["sets"], *options["gpu_sets"]]) or "these sizes"
-            raise ValueError(f"{schedule.name} cannot run with {asked} ({error}); give numbers above zero") from None
+            raise ValueError(f"{schedule.name} cannot run with {asked} ({error}): change these numbers") from None
+        except MemoryError:
+            raise ValueError(f"{attention.label} is too large for this machine's memory: use smaller sizes") from None
 
 
 @contextmanager
 def _working(what: str) -> Iterator[None]:
     """A spinner on stderr while something runs, where a person looks."""
-    if not click.get_text_stream("stderr").isatty():
+    if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console

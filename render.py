@@ -104,8 +104,8 @@ def prediction(result: Result) -> None:
                 (
                     f"[bold]{result.ms:.4g} ms[/bold]   {result.cycles:,.0f} cycles at {result.clock_mhz:.0f} MHz"
                     f" ({escape(result.clock_rule)})",
-                    f"[bold]{result.tflops:.1f} TFLOP/s[/bold] (papers' convention), {result.tflops_exact:.1f} (unmasked"
-                    f" pairs only); {100 * result.utilization:.1f} % of the 16-bit tensor peak at that clock",
+                    f"[bold]{result.tflops:.1f} TFLOP/s[/bold] (papers' convention), {result.tflops_exact:.1f}"
+                    f" (unmasked pairs only); {100 * result.utilization:.1f} % of the 16-bit tensor peak at that clock",
                     f"limiter: [bold]{escape(result.limiter)}[/bold]",
                 )
             ),
@@ -153,7 +153,8 @@ def _launches(console: Console, result: Result) -> None:
         share = f" [{100 * launch.cycles / result.cycles:.0f} % of the cycles]" if len(result.launches) > 1 else ""
         console.print(
             f"[bold]occupancy[/bold]  {launch.program.name}{escape(share)}: {fits.ctas_per_sm} CTAs of"
-            f" {launch.program.warps} warps per SM, bound by {fits.limiter}; {tiles} CTAs, {launch.dispatch.waves:.2f} waves{idle}"
+            f" {launch.program.warps} warps per SM, bound by {fits.limiter}; {tiles} CTAs,"
+            f" {launch.dispatch.waves:.2f} waves{idle}"
         )
         for name, arithmetic in fits.arithmetic.items():
             console.print(f"  {name}: {escape(arithmetic)}", style="bold" if name == fits.limiter else "dim")
@@ -164,7 +165,7 @@ def _compulsory(attention: Attention) -> dict[str, int]:
 
 
 def as_dict(result: Result) -> dict[str, Any]:
-    """A Result as plain numbers, for ``predict --json``. ``occupancy`` is the longest kernel's; ``launches`` has all."""
+    """A Result in plain numbers, for ``--json``. ``occupancy`` is the longest kernel's, ``launches`` has all."""
     attention = asdict(result.attention)
     attention["pass"] = attention.pop("pass_")
     compulsory = {f"compulsory_{name}": n for name, n in _compulsory(result.attention).items()}
@@ -206,8 +207,8 @@ def comparison(rows: Sequence[tuple[str, Result | str]], gpu: GPU, attention: At
         else:
             table.add_row(
                 escape(row["schedule"]), f"{row['ms']:.4g}", f"{row['tflops']:.1f}",
-                f"{100 * row['utilization']:.1f} %", f"{row['cycles']:,.0f}", f"{row['clock_mhz']:.0f}", _size(row["hbm_bytes"]), f"{row['speedup']:.2f}x",
-                escape(row["limiter"]),
+                f"{100 * row['utilization']:.1f} %", f"{row['cycles']:,.0f}", f"{row['clock_mhz']:.0f}",
+                _size(row["hbm_bytes"]), f"{row['speedup']:.2f}x", escape(row["limiter"]),
             )
     _console().print(table)
 

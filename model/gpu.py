@@ -76,6 +76,7 @@ BytesPerS = Annotated[Sourced, BeforeValidator(_number("bytes/s"))]
 Ns = Annotated[Sourced, BeforeValidator(_number("ns"))]
 Us = Annotated[Sourced, BeforeValidator(_number("us"))]
 Mhz = Annotated[Sourced, BeforeValidator(_number("MHz"))]
+MhzOrZero = Annotated[Sourced, BeforeValidator(_number("MHz", zero=True))]
 Watts = Annotated[Sourced, BeforeValidator(_number("W"))]
 Ratio = Annotated[Sourced, BeforeValidator(_number("ratio"))]
 Picojoules = Annotated[Sourced, BeforeValidator(_number("pJ", zero=True))]
@@ -166,12 +167,14 @@ class Hbm(Section):
 
 
 class Launch(Section):
-    """Kernels back to back in a stream, host time per framework call, CTA dispatch per CTA, the gap between a CTA and its
+    """Kernels back to back in a stream, host time per framework call, CTA dispatch per CTA, when an SM's second CTA
+    follows its first, the gap between a CTA and its
     successor on the same SM, and the cycles a kernel needs before its first and after its last CTA."""
 
     stream_us: Us
     host_op_us: Us
     cta_dispatch_ns: Ns
+    second_cta_cycles: Cycles
     cta_replace_cycles: Cycles
     ramp_cycles: Cycles
 
@@ -179,13 +182,16 @@ class Launch(Section):
 class Power(Section):
     """Board limit, power at rest, what clocking every SM adds at boost, and energy per event at boost clock and voltage.
 
-    ``voltage_floor``: lowest core voltage over the voltage at boost, reached at half the boost clock.
+    ``regulated_share``: what the regulator holds of the limit. ``tensor_clock_slope_mhz``: how far the free-running clock falls
+    below ``tensor_peak_mhz`` when the tensor cores are fully busy, whatever the power. ``voltage_floor``: lowest core voltage over the voltage at boost, reached at half the boost clock.
     """
 
     limit_w: Watts
+    regulated_share: Ratio
     idle_w: Watts
     clock_w: Watts
     voltage_floor: Ratio
+    tensor_clock_slope_mhz: MhzOrZero
     hmma_pj: Picojoules
     vector_pj: Picojoules
     ex2_pj: Picojoules

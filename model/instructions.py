@@ -31,7 +31,7 @@ class Path(IntEnum):
 class Instruction:
     """One warp instruction: the pipe it occupies, the chip field that prices it, and where its data go.
 
-    ``smem_bytes``: bytes of the shared-memory port per warp instruction. ``counter``: the profiler's pipe that counts it.
+    ``smem_bytes``: bytes of the shared-memory port per warp instruction; ``spill_bytes``: bytes of local memory written through to L2. ``counter``: the profiler's pipe that counts it.
     """
 
     name: str
@@ -40,11 +40,15 @@ class Instruction:
     counter: str
     path: Path = Path.NONE
     smem_bytes: int = 0
+    spill_bytes: int = 0
     sass: str
 
 
-def _row(name: str, pipe: str, counter: str, sass: str, cost: str = "", path: Path = Path.NONE, smem: int = 0) -> Instruction:
-    return Instruction(name=name, pipe=pipe, cost=cost or name, counter=counter, sass=sass, path=path, smem_bytes=smem)
+def _row(
+    name: str, pipe: str, counter: str, sass: str, cost: str = "", path: Path = Path.NONE, smem: int = 0,
+    spill: int = 0,
+) -> Instruction:
+    return Instruction(name=name, pipe=pipe, cost=cost or name, counter=counter, sass=sass, path=path, smem_bytes=smem, spill_bytes=spill)
 
 
 _ROWS = (
@@ -69,6 +73,7 @@ _ROWS = (
     _row("ldgsts", "lsu", "lsu", "LDGSTS.E.BYPASS.128", cost="lsu", path=Path.GLOBAL_TO_SMEM, smem=512),
     _row("ldg", "lsu", "lsu", "LDG.E.128", cost="lsu", path=Path.GLOBAL_LOAD),
     _row("stg", "lsu", "lsu", "STG.E.128", cost="lsu", path=Path.GLOBAL_STORE),
+    _row("stl", "lsu", "lsu", "STL", cost="lsu", spill=128),
     _row("control", "control", "other", "BRA, BAR, DEPBAR, UMOV, NOP"),
 )
 

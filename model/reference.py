@@ -140,7 +140,8 @@ def round_fp16(x: ArrayLike) -> Array:
     with np.errstate(over="ignore"):
         values = np.asarray(x, np.float32)
     normal = _round_mantissa(values, FP16_DROPPED_BITS)
-    subnormal = (np.abs(values) + np.float32(0.5)) - np.float32(0.5)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        subnormal = (np.abs(values) + np.float32(0.5)) - np.float32(0.5)
     size = np.where(np.abs(values) < FP16_LEAST_NORMAL, subnormal, np.abs(normal))
     out: Array = np.copysign(np.where(size > FP16_LARGEST, np.float32(np.inf), size), values)
     return out

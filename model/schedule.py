@@ -22,7 +22,7 @@ from .ops import OPS
 from .program import Buffer, Index, Opcode, Program, Role, Statement, Tensor, Tiles
 
 #: Which instruction stands for a binary's extra work in each pipe (moves, address arithmetic, loop control).
-EXTRA_INSTRUCTION = {"fma": "mov", "alu": "int_alu", "other": "control", "lsu": "control", "xu": "ex2"}
+EXTRA_INSTRUCTION = {"fma": "mov", "alu": "int_alu", "other": "control", "lsu": "control", "xu": "ex2", "stl": "stl"}
 
 
 @runtime_checkable
@@ -85,8 +85,13 @@ class Builder:
         OPS[kind].lower(self, s, self.buffers, self.warps)
 
     @contextmanager
-    def loop(self, var: str, trips: Index, *, counts: Mapping[str, float] | None = None) -> Iterator[None]:
-        """Repeat the body ``trips`` times; ``counts`` are a binary's instructions per warp and trip, by counter."""
+    def loop(
+        self, var: str, trips: Index, *, counts: Mapping[str, float] | None = None, overhead: Mapping[str, float] | None = None
+    ) -> Iterator[None]:
+        """Repeat the body ``trips`` times; ``counts`` are a binary's instructions per warp and trip, by counter.
+
+        ``overhead``: where no binary was read, how many times the ideal count it issues (``profiles.TYPICAL_OVERHEAD``).
+        """
         self.loops.append(var)
         self.op("loop", index=trips, var=var)
         start = len(self.code)
@@ -94,6 +99,9 @@ class Builder:
         self.depth += 1
         yield
         self.depth -= 1
+        if counts is None and overhead is not None:
+            ideal = self._ideal(start + 1)
+            counts = {c: ideal[c] * factor for c, factor in overhead.items()}
         if counts is not None:
             self._spread(start + 1, counts)
         self.op("end")
@@ -188,18 +196,23 @@ class Builder:
             self.bundles.append(key)
         return self.bundles.index(key)
 
+    def _ideal(self, start: int) -> dict[str, int]:
+        """Instructions by counter in the code from ``start`` on."""
+        ideal = dict.fromkeys(COUNTERS, 0)
+        for row in self.code[start:]:
+            if row[0] == Opcode.ISSUE:
+                for name, n in self.bundles[row[1]]:
+                    ideal[INSTRUCTIONS[name].counter] += n * row[2]
+        return ideal
+
     def _spread(self, start: int, counts: Mapping[str, float]) -> None:
         """Add what the binary issues beyond the ideal, spread over the loop body in proportion to its instructions.
 
         A compiler scatters moves and address arithmetic through the whole loop; where exactly is not modelled.
         """
-        rows = [row for row in self.code[start:] if row[0] == Opcode.ISSUE]
-        ideal = dict.fromkeys(COUNTERS, 0)
-        for row in rows:
-            for name, n in self.bundles[row[1]]:
-                ideal[INSTRUCTIONS[name].counter] += n * row[2]
+        ideal = self._ideal(start)
         total = sum(ideal.values())
-        extra = {c: counts[c] - ideal[c] for c in counts if c in EXTRA_INSTRUCTION}
+        extra = {c: counts[c] - ideal.get(c, 0) for c in counts if c in EXTRA_INSTRUCTION}
         body, passed, given = self.code[start:], 0, dict.fromkeys(extra, 0)
         edited: list[tuple[int, list[list[int]]]] = []
         for i, row in enumerate(body):

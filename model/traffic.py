@@ -212,7 +212,7 @@ def _per_query_head(attention: Attention) -> dict[str, int]:
 
 
 def _key_gradients(attention: Attention) -> Moves:
-    """dK and dV written once; where heads share K/V, each query head's partial is first written, then read for the sum."""
+    """dK and dV written once; where heads share K/V, each query head's partial is first written and read back."""
     whole, partial = attention.tensor_bytes, _per_query_head(attention)
     moves: Moves = {"dK": (0, whole["K"]), "dV": (0, whole["V"])}
     if attention.group > 1:

@@ -1,4 +1,7 @@
-"""From activity to clock: the power limit sets how fast a busy chip may run.
+"""From activity to clock: two limits set how fast a busy chip may run.
+
+A free-running chip with busy tensor cores stays below its tensor clock, by up to ``tensor_clock_slope_mhz``, even on zeros and far
+below the power limit. Then the power limit:
 
 Power = idle + sum of (events a second x energy), where an event's energy scales with voltage squared and the voltage falls
 about linearly with the clock between VOLTAGE_FLOOR and 1. The clock is the highest at which power stays under the board's limit.
@@ -12,6 +15,10 @@ from dataclasses import dataclass
 
 from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS
+
+#: FLOPs of one mma.sync m16n8k16, and the share of peak from which tensor cores count as busy (GEMM-like work).
+MMA_FLOP = 2 * 16 * 8 * 16
+TENSOR_ACTIVE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,7 @@ def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int]) -
     return (
         energy
         + bytes_.get("smem", 0) * power.smem_pj_per_byte
-        + bytes_.get("l2", 0) * power.l2_pj_per_byte
+        + bytes_.get("l2_sm", 0) * power.l2_pj_per_byte
         + bytes_.get("hbm", 0) * power.hbm_pj_per_byte
     )
 
@@ -46,18 +53,28 @@ def voltage(gpu: GPU, mhz: float) -> float:
 
 
 def sustained(gpu: GPU, *, cycles: float, counts: Mapping[str, int], bytes_: Mapping[str, int], cap_mhz: float) -> Clock:
-    """The clock that a long run of this launch settles at: ``cap_mhz``, or less where the power limit binds first."""
+    """The clock that a long run of this launch settles at: ``cap_mhz``, or less where tensor activity or power binds first.
+
+    A cap at or below the tensor clock is a set clock, which tensor activity alone does not lower; power does.
+    """
     per_cycle = picojoules(gpu, counts, bytes_) / max(1.0, cycles)
+    limit = float(gpu.power.limit_w * gpu.power.regulated_share)
 
     def watts(mhz: float) -> float:
         scale = voltage(gpu, mhz) ** 2
         clocked = gpu.power.clock_w * (mhz / gpu.clock.boost_mhz) * scale
         return float(gpu.power.idle_w + clocked + per_cycle * 1e-12 * mhz * 1e6 * scale)
 
-    if watts(cap_mhz) <= gpu.power.limit_w:
-        return Clock(mhz=cap_mhz, rule=f"cap {cap_mhz:.0f} MHz, power limit not reached", watts=watts(cap_mhz))
-    low, high = 0.2 * cap_mhz, cap_mhz
+    top, rule = cap_mhz, f"cap {cap_mhz:.0f} MHz"
+    flops = sum(n for name, n in counts.items() if INSTRUCTIONS[name].pipe == "tensor") * MMA_FLOP
+    share = flops / max(1.0, cycles) / float(gpu.sm.count * gpu.sm.tensor_flop_per_clk)
+    if share > TENSOR_ACTIVE and cap_mhz > gpu.clock.tensor_peak_mhz:
+        top = float(gpu.clock.tensor_peak_mhz - share * gpu.power.tensor_clock_slope_mhz)
+        rule = f"tensor cores {100 * share:.0f} % of peak hold a free clock at {top:.0f} MHz"
+    if watts(top) <= limit:
+        return Clock(mhz=top, rule=f"{rule}, {watts(top):.0f} W of {gpu.power.limit_w:.0f} W", watts=watts(top))
+    low, high = 0.2 * top, top
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if watts(middle) <= gpu.power.limit_w else (low, middle)
-    return Clock(mhz=low, rule=f"power limit {gpu.power.limit_w:.0f} W under a cap of {cap_mhz:.0f} MHz", watts=watts(low))
+        low, high = (middle, high) if watts(middle) <= limit else (low, middle)
+    return Clock(mhz=low, rule=f"power limit {gpu.power.limit_w:.0f} W ({rule})", watts=watts(low))

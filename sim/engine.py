@@ -139,7 +139,7 @@ def make_job(
         gpu.hbm.latency_ns * cycles_per_ns,
         gpu.latency.barrier_base,
         gpu.latency.barrier_per_warp,
-        gpu.launch.cta_dispatch_ns * cycles_per_ns * active_sms,
+        gpu.launch.second_cta_cycles,
         gpu.launch.cta_replace_cycles,
         gpu.latency.lsu_queue,
     ]

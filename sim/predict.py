@@ -179,11 +179,14 @@ def hbm_mix(gpu: GPU, traffic: Traffic) -> float:
 
 def _ledger(program: Program, counts: dict[str, int], traffic: Traffic) -> dict[str, int]:
     read, written = traffic.total(HBM_READ), traffic.total(HBM_WRITE)
+    spilled = sum(n * INSTRUCTIONS[name].spill_bytes for name, n in counts.items())
+    from_sms = traffic.total(L2_READ) + traffic.total(L2_WRITE) + spilled
     return {
         "hbm_read": read,
         "hbm_write": written,
         "hbm": read + written,
-        "l2": traffic.total(L2_READ) + traffic.total(L2_WRITE),
+        "l2_sm": from_sms,
+        "l2": from_sms + read + written,  # what the profiler counts: the SMs' side and the fills and write-backs of HBM
         "smem": sum(n * INSTRUCTIONS[name].smem_bytes for name, n in counts.items()),
     }
 
@@ -211,7 +214,7 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
     ms = max(busy_ms + gap_ms, host_ms)
     mhz = cycles / busy_ms / 1e3
     bounds: dict[str, float] = {}
-    bytes_ = dict.fromkeys(("hbm_read", "hbm_write", "l2", "smem"), 0)
+    bytes_ = dict.fromkeys(("hbm_read", "hbm_write", "l2", "l2_sm", "smem"), 0)
     instructions = dict.fromkeys((*COUNTERS, "total"), 0)
     stalls = dict.fromkeys(STALLS, 0.0)
     for x in launches:

@@ -30,8 +30,8 @@ WAITS = {
 class Interval:
     """One warp in one statement (its number in the Program, -1 for a wait) from ``start`` to ``end`` ticks.
 
-    ``tile``: the CTA's tile. ``first_row``, ``last_row``: code rows. ``trip``: how often this warp ran the statement for
-    this tile before. ``instructions``: what the rows issued, by name. ``held``: ticks of each of UNITS that they took.
+    ``tile``: the CTA's tile. ``first_row``, ``last_row``: code rows. ``trip``: how often this warp ran the statement
+    for this tile before. ``instructions``: issued, by name. ``held``: ticks of each of UNITS.
     """
 
     name: str
@@ -93,12 +93,9 @@ def intervals(
     """
     records = run.records[:limit]
     if ctas is not None:
-        kept: list[tuple[int, int, int]] = []
-        for tile, sm, slot in records[:, [5, 2, 3]].tolist():
-            if (tile, sm, slot) not in kept and len(kept) < ctas:
-                kept.append((tile, sm, slot))
-        allowed = set(kept)
-        records = records[[(t, sm, slot) in allowed for t, sm, slot in records[:, [5, 2, 3]].tolist()]]
+        tiles = records[:, 5].tolist()
+        kept = set(list(dict.fromkeys(tiles))[:ctas])
+        records = records[[tile in kept for tile in tiles]]
     names, rows = statement_names(program), _rows(program, job)
     by_warp: dict[tuple[int, int, int, int], list[tuple[int, int, int]]] = {}
     for start, end, sm, slot, warp, tile, row in records.tolist():

@@ -1,4 +1,4 @@
-"""The problem: defaults, the mask in closed form, FLOPs in both conventions, compulsory bytes, and refusals in sentences."""
+"""The problem: defaults, the mask in closed form, FLOPs, compulsory bytes, and refusals in sentences."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from flashsim.model.attention import Attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from flashsim.model.attention import Attention
 
 SIZE = st.integers(1, 40)
 SMALL: dict[str, Any] = {"batch": 2, "heads_q": 4, "seqlen_q": 8, "head_dim": 16}
@@ -47,9 +46,7 @@ def test_kv_sides_default_to_their_query_twins() -> None:
 @settings(max_examples=200, deadline=None)
 def test_unmasked_pairs_are_those_of_the_mask(a: Attention) -> None:
     offset = a.seqlen_kv - a.seqlen_q
-    seen = [
-        sum(1 for j in range(a.seqlen_kv) if not a.causal or j <= i + offset) for i in range(a.seqlen_q)
-    ]
+    seen = [sum(not a.causal or j <= i + offset for j in range(a.seqlen_kv)) for i in range(a.seqlen_q)]
     assert [a.visible_keys(i) for i in range(a.seqlen_q)] == seen
     assert a.unmasked_pairs == sum(seen)
     assert seen[-1] == a.seqlen_kv, "the last query sees every key"

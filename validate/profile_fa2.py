@@ -19,8 +19,6 @@ METRICS = {
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
     "l2_bytes": "lts__t_bytes.sum",
-    "l2_from_sms_bytes": "lts__t_bytes_srcunit_tex.sum",
-    "l2_fabric_bytes": "lts__t_bytes_srcunit_ltcfabric.sum",
     "sm_read_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
     "sm_write_bytes": "l1tex__m_l1tex2xbar_write_bytes.sum",
     "l2_hit_pct": "lts__t_sector_hit_rate.pct",

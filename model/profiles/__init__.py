@@ -14,9 +14,18 @@ from types import MappingProxyType
 from typing import Any
 
 
+LOCAL_STORE_BYTES = 128  # a warp's STL: 32 lanes x 4 B
+
+
+#: Executed over ideal instructions in the loops of six FlashAttention-2 binaries (fa2.toml, head_dim 32 to 256), the median by
+#: pipe: moves and address arithmetic run on the FMA and ALU pipes. Assumed for kernels whose binary was not read.
+TYPICAL_OVERHEAD = {"fma": 1.8, "alu": 2.1}
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoopCounts:
-    """Warp instructions per warp and K/V block by counter (fma, alu, xu, tensor, lsu, other), and registers per thread."""
+    """Warp instructions per warp and K/V block by counter (fma, alu, xu, tensor, lsu, other), registers per thread, and the
+    bytes of local memory a warp writes per K/V block (register spills: they go through to L2)."""
 
     label: str
     registers: int
@@ -34,6 +43,8 @@ def loop_counts(kernel: str, architecture: str, head_dim: int, block_q: int, blo
     for row in _file(kernel)["loop"]:
         key = (row["architecture"], row["head_dim"], row["block_q"], row["block_kv"], row["warps"])
         if key == (architecture, head_dim, block_q, block_kv, warps):
+            spills = row["spill_bytes"] / LOCAL_STORE_BYTES
+            per_block = row["per_block"] | {"lsu": row["per_block"]["lsu"] - spills, "stl": spills}
             label = f"{row['kind']}: {row['source']}"
-            return LoopCounts(label=label, registers=row["registers"], per_block=MappingProxyType(row["per_block"]))
+            return LoopCounts(label=label, registers=row["registers"], per_block=MappingProxyType(per_block))
     return None

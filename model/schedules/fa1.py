@@ -13,6 +13,7 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
+from ..profiles import TYPICAL_OVERHEAD
 from ..program import Index, Program, Tensor, Tiles
 from ..schedule import Builder
 from .fa2 import check_forward
@@ -33,6 +34,8 @@ class FA1:
     block_kv: int | None = None
     warps: int = 4
     registers: int = 255
+    #: "typical": vector instructions with a compiler's usual overhead; "ideal": the algorithm's own.
+    counts: str = "typical"
     #: Calls that the framework makes for one attention (unbind, output and scratch allocation, launch).
     host_ops: int = 5
 
@@ -60,12 +63,13 @@ class FA1:
             )
         b = Builder(name="fa1_fwd", warps=self.warps, registers=self.registers)
         _buffers(b, attention.dtype_bytes, block_q, block_kv, d, self.warps)
+        overhead = TYPICAL_OVERHEAD if self.counts == "typical" else None
         passes = {"first": Index(const=1), "later": Index(arg="n_kv", const=-1)}
         for phase, trips in passes.items():
             shift = 0 if phase == "first" else 1
             with b.loop("j", trips):
                 _load_kv(b, shift)
-                with b.loop("i", Index(arg="n_q")):
+                with b.loop("i", Index(arg="n_q"), overhead=overhead):
                     if attention.causal and shift:
                         with b.when(_sees(attention, shift, block_q, block_kv)):
                             self._step(b, attention, shift, block_q, block_kv, d)
@@ -81,7 +85,7 @@ class FA1:
             for name, cols in rows.items()
         )
         used = tuple(t for t in scratch if t.name in b.tensors)
-        return (b.build(tensors=(*tensors.values(), *used), tiles=_grid(attention, block_q, block_kv)),)
+        return (b.build(tensors=(*tensors.values(), *used), tiles=_grid(attention, block_q, block_kv), profile=self.counts),)
 
     def _step(self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int, d: int) -> None:
         """One Q block against the resident K/V block."""
@@ -169,8 +173,7 @@ def _scratch(b: Builder) -> None:
 
 def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int) -> None:
     b.smem("Qs", rows=block_q, cols=d, bytes_per_element=e)
-    b.smem("Ks", rows=block_kv, cols=d, bytes_per_element=e)
-    b.smem("Vs", rows=block_kv, cols=d, bytes_per_element=e)
+    b.smem("KVs", rows=block_kv, cols=d, bytes_per_element=e)  # K, then V: one buffer, since both end in registers
     b.smem("exchange", rows=block_q * warps, cols=d, bytes_per_element=4)
     b.registers_tile("Qnext", rows=block_q, cols=d, bytes_per_element=e)
     b.registers_tile("Kf", rows=block_kv, cols=d, bytes_per_element=e)
@@ -186,15 +189,14 @@ def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int
 
 def _load_kv(b: Builder, shift: int) -> None:
     """A K/V block enters shared memory once per outer step; its fragments then stay in registers. The first Q block comes along."""
-    b.op("barrier")
-    b.op("load_async", writes="Ks", reads="K", index=Index(loop="j", const=shift))
-    b.op("load_async", writes="Vs", reads="V", index=Index(loop="j", const=shift))
-    b.op("commit")
     b.op("load", writes="Qnext", reads="Q", index=Index(arg="n_q", const=-1))
-    b.op("wait_group", arg=0)
-    b.op("barrier")
-    b.op("fragments", writes="Kf", reads="Ks")
-    b.op("fragments", writes="Vf", reads="Vs")
+    for tensor, fragments in (("K", "Kf"), ("V", "Vf")):
+        b.op("barrier")
+        b.op("load_async", writes="KVs", reads=tensor, index=Index(loop="j", const=shift))
+        b.op("commit")
+        b.op("wait_group", arg=0)
+        b.op("barrier")
+        b.op("fragments", writes=fragments, reads="KVs")
 
 
 def _grid(attention: Attention, block_q: int, block_kv: int) -> Tiles:

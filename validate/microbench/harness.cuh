@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "regions.cuh"
 #include "report.cuh"
 #include "streams.cuh"
 
@@ -37,7 +38,13 @@ struct Inputs {
     const float* normal;
     const uint32_t* bf16x2;
     const char* l2_resident;
+    int zero = 0; // a 0 that the compiler does not know
 };
+
+__device__ inline Context make_context(const Inputs& inputs, const void* smem) {
+    return {inputs.normal, inputs.bf16x2, inputs.l2_resident, shared_address(smem), static_cast<int>(threadIdx.x / 32),
+            static_cast<int>(threadIdx.x % 32), inputs.zero};
+}
 
 // The loop every stream runs in. The polls start only after the timed part, so the timed part holds none.
 template <class Body>
@@ -59,8 +66,7 @@ __device__ __forceinline__ void drive(const Context& context, int inner, int tim
             }
             if (*finished == warps) break;
         }
-#pragma unroll 1
-        for (int i = 0; i < inner; ++i) body.step(i);
+        run_steps(body, inner, context.zero);
     }
     float s = body.sink();
     if (s == 1.2345e33f) *sink = s; // never true, but the compiler cannot know
@@ -72,8 +78,7 @@ __global__ void __launch_bounds__(512, 1) streams_kernel(Roles roles, Inputs inp
     if (threadIdx.x == 0) finished = 0;
     fill_stream_tables(smem, inputs.bf16x2);
     int warp = threadIdx.x / 32, warps = blockDim.x / 32, role = warp / 4;
-    Context context{inputs.normal, inputs.bf16x2, inputs.l2_resident, shared_address(smem), warp,
-                    static_cast<int>(threadIdx.x % 32)};
+    Context context = make_context(inputs, smem);
     int timed = roles.timed_chunks[role];
     WarpTime time{};
     switch (roles.stream[role]) {
@@ -127,7 +132,7 @@ class StreamInputs {
         bf16x2_.from_host(packed);
         CHECK_CUDA(cudaMemset(l2_.get(), 0x3e, l2_.count()));
     }
-    Inputs view() const { return {normal_.get(), bf16x2_.get(), l2_.get()}; }
+    Inputs view() const { return {normal_.get(), bf16x2_.get(), l2_.get(), 0}; }
 
   private:
     DeviceArray<float> normal_;

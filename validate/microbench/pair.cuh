@@ -18,8 +18,7 @@ __global__ void __launch_bounds__(256, 1) pair_kernel(bool swapped, Inputs input
     if (threadIdx.x == 0) finished = 0;
     fill_stream_tables(smem, inputs.bf16x2);
     int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    Context context{inputs.normal, inputs.bf16x2, inputs.l2_resident, shared_address(smem), warp,
-                    static_cast<int>(threadIdx.x % 32)};
+    Context context = make_context(inputs, smem);
     using A = typename StreamOf<kA>::Type;
     using B = typename StreamOf<kB>::Type;
     WarpTime time{};

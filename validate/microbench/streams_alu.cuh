@@ -12,6 +12,7 @@ struct Context {
     uint32_t smem; // shared address of the stream tables
     int warp;
     int lane;
+    int zero; // 0, unknown to the compiler (regions.cuh)
 
     // A value in [0.25, 0.95]: products and sums of it stay finite and non-zero over any loop length.
     __device__ float bounded(int i) const { return 0.25f + 0.7f / (1.0f + fabsf(normal[(i * 32 + lane) & 4095])); }

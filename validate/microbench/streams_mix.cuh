@@ -1,5 +1,5 @@
 // Streams of several kinds of instruction in one warp: the softmax mix in two orders, pairs of pipes, HMMA with ALU work.
-// All instructions are volatile, and the order was checked in the SASS, since the order is what these streams ask about.
+// Regions (regions.cuh) and data dependences hold the order, which is what these streams ask about; it was read in the SASS.
 #pragma once
 
 #include "streams_alu.cuh"
@@ -36,35 +36,40 @@ struct MixState {
     }
 };
 
-// Kind by kind over 32 elements: the order of compiled softmax code (maxima, then scale, then exponentials, ...).
+// Kind by kind over 32 elements: the order of softmax code (maxima, then scale, then exponentials, ...). Four passes a step.
 struct SoftmaxMix : MixState {
-    static constexpr int kInst = kElements;
-    __device__ __forceinline__ void step(int) {
+    static constexpr int kKinds = 5, kPasses = 4, kRegions = kKinds * kPasses;
+    static constexpr int kInst = kPasses * kElements;
+    template <int kRegion>
+    __device__ __forceinline__ void region() {
+        constexpr int kKind = kRegion % kKinds;
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) fmnmx(i);
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) ffma(i);
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) exponential(i);
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) fadd(i);
-#pragma unroll
-        for (int i = 0; i < kElements; i += 2) pack(i);
+        for (int i = 0; i < kElements; ++i) {
+            if constexpr (kKind == 0) fmnmx(i);
+            if constexpr (kKind == 1) ffma(i);
+            if constexpr (kKind == 2) exponential(i);
+            if constexpr (kKind == 3) fadd(i);
+            if constexpr (kKind == 4)
+                if (i % 2 == 0) pack(i);
+        }
     }
 };
 
-// One instruction of each kind in turn, each kind kLag elements behind the one before it, so that no result is waited for.
+// The same instructions in turn, each kind some elements behind the one before it, so that no result is waited for. The
+// elements are a ring: what an element lacks at the end of a pass it gets at the start of the next.
 struct MixInterleaved : MixState {
-    static constexpr int kInst = kElements, kLag = 6;
-    __device__ __forceinline__ void step(int) {
+    static constexpr int kLag = 6, kPerRegion = 4, kRegions = 32;
+    static constexpr int kInst = kRegions * kPerRegion;
+    template <int kRegion>
+    __device__ __forceinline__ void region() {
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) {
-            // Modulo the ring of elements: an element's FFMA comes kLag slots after its FMNMX, also across the loop's edge.
-            fmnmx(i);
-            ffma((i + kElements - kLag) % kElements);
-            exponential((i + kElements - 2 * kLag) % kElements);
-            fadd((i + kElements - 4 * kLag) % kElements);
-            if (i % 2 == 1) pack((i + kElements - 4 * kLag - 1) % kElements);
+        for (int k = 0; k < kPerRegion; ++k) {
+            int i = kRegion * kPerRegion + k + 8 * kElements; // the offset keeps the differences positive
+            fmnmx(i % kElements);
+            ffma((i - kLag) % kElements);
+            exponential((i - 2 * kLag) % kElements);
+            fadd((i - 4 * kLag) % kElements);
+            if (i % 2 == 1) pack((i - 4 * kLag - 1) % kElements);
         }
     }
 };
@@ -72,8 +77,8 @@ struct MixInterleaved : MixState {
 // Two pipes taking turns, one instruction each. kInst counts both.
 template <class First, class Second>
 struct Alternate {
-    static constexpr int kChains = 16, kRounds = 4;
-    static constexpr int kInst = 2 * kChains * kRounds;
+    static constexpr int kChains = 16, kPerRegion = 4, kRegions = 32;
+    static constexpr int kInst = 2 * kRegions * kPerRegion;
     Chains<First, kChains, 1> first;
     Chains<Second, kChains, 1> second;
 
@@ -81,47 +86,69 @@ struct Alternate {
         first.init(c);
         second.init(c);
     }
-    __device__ __forceinline__ void step(int) {
+    template <int kRegion>
+    __device__ __forceinline__ void region() {
 #pragma unroll
-        for (int r = 0; r < kRounds; ++r) {
-#pragma unroll
-            for (int i = 0; i < kChains; ++i) {
-                first.apply(i, r);
-                second.apply(i, r);
-            }
+        for (int k = 0; k < kPerRegion; ++k) {
+            int i = kRegion * kPerRegion + k;
+            first.apply(i % kChains, i / kChains);
+            second.apply(i % kChains, i / kChains);
         }
     }
     __device__ float sink() { return first.sink() + second.sink(); }
 };
 
-// kPerHmma ALU instructions after each HMMA in one warp: does an HMMA leave issue slots to its own warp? kInst counts HMMA.
-template <class Op, int kPerHmma>
+// ALU operations of HmmaWith. Both leave random bf16 pairs random and finite: the product is too small to change x, and the
+// integer steps up and down again in the last bits.
+struct FfmaOnOperand {
+    static __device__ __forceinline__ void apply(uint32_t& x, float accumulator, const Context&, int) {
+        asm volatile("{.reg .f32 t; mov.b32 t, %0; fma.rn.f32 t, %1, %2, t; mov.b32 %0, t;}" : "+r"(x) : "f"(accumulator), "f"(0x1p-100f));
+    }
+};
+struct IaddOnOperand {
+    static __device__ __forceinline__ void apply(uint32_t& x, float, const Context& c, int round) {
+        uint32_t up = 3u + c.lane, down = 1u + c.lane;
+        if (round & 1)
+            asm volatile("{.reg .u32 t; add.u32 t, %0, %1; sub.u32 %0, t, %2;}" : "+r"(x) : "r"(down), "r"(up));
+        else
+            asm volatile("{.reg .u32 t; add.u32 t, %0, %1; sub.u32 %0, t, %2;}" : "+r"(x) : "r"(up), "r"(down));
+    }
+};
+
+// kPerHmma ALU instructions to each HMMA in one warp: does an HMMA leave issue slots to its own warp? kInst counts HMMA.
+// What ALU group n writes is the B (with four, the A) operand of HMMA n + 3, so ptxas cannot put it off; and FFMA reads what
+// HMMA n - 5 (long done) has accumulated, so it cannot come early either. That spreads the ALU instructions evenly.
+template <class Alu, int kPerHmma>
 struct HmmaWith {
-    static constexpr int kChains = 8, kInst = 32;
+    static constexpr int kChains = 8, kInst = 128;
+    static constexpr int kWidth = kPerHmma == 4 ? 4 : 2, kOperands = kPerHmma == 4 ? 4 : 8; // an operand's registers, operands
     float c[kChains][4];
-    uint32_t a[2][4], b[4][2];
-    Chains<Op, 16, 1> alu;
+    uint32_t x[kOperands][kWidth], fixed[2][4];
+    Context context;
 
     __device__ void init(const Context& ctx) {
+        context = ctx;
         for (int i = 0; i < kChains; ++i)
             for (int j = 0; j < 4; ++j) c[i][j] = 0;
-        for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = ctx.bits(i);
-        for (int i = 0; i < 8; ++i) b[i / 2][i % 2] = ctx.bits(8 + i);
-        alu.init(ctx);
+        for (int i = 0; i < kOperands * kWidth; ++i) x[i / kWidth][i % kWidth] = ctx.bits(i);
+        for (int i = 0; i < 8; ++i) fixed[i / 4][i % 4] = ctx.bits(16 + i);
     }
     __device__ __forceinline__ void step(int) {
 #pragma unroll
         for (int n = 0; n < kInst; ++n) {
-            hmma(c[n % kChains], a[(n / 4) % 2], b[n % 4][0], b[n % 4][1]);
+            uint32_t(&ready)[kWidth] = x[(n + kOperands - 3) % kOperands];
+            uint32_t(&other)[4] = fixed[(n / 4) % 2];
+            if constexpr (kWidth == 4)
+                hmma(c[n % kChains], ready, other[0], other[1]);
+            else
+                hmma(c[n % kChains], other, ready[0], ready[1]);
 #pragma unroll
-            for (int k = 0; k < kPerHmma; ++k) {
-                int t = n * kPerHmma + k;
-                alu.apply(t % 16, t / 16);
-            }
+            for (int k = 0; k < kPerHmma; ++k) Alu::apply(x[n % kOperands][k], c[(n + 3) % kChains][k], context, n / kOperands);
         }
     }
     __device__ float sink() {
-        float s = alu.sink();
+        float s = 0;
+        for (int i = 0; i < kOperands * kWidth; ++i) s += __uint_as_float(x[i / kWidth][i % kWidth]);
         for (int i = 0; i < kChains; ++i) s += c[i][0] + c[i][1] + c[i][2] + c[i][3];
         return s;
     }

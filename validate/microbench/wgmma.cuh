@@ -109,8 +109,7 @@ __global__ void __launch_bounds__(kN > 192 ? 384 : 512, 1)
     wgmma_proxy_fence();
     __syncthreads();
     int warp = threadIdx.x / 32, warps = blockDim.x / 32, role = warp / 4;
-    Context context{inputs.normal, inputs.bf16x2, inputs.l2_resident, shared_address(smem), warp,
-                    static_cast<int>(threadIdx.x % 32)};
+    Context context = make_context(inputs, smem);
     WarpTime time{};
     int timed = plan.roles.timed_chunks[role];
     if (plan.roles.stream[role] == kMma) {

@@ -1,0 +1,286 @@
+"""The command line: what each command prints, and the sentence for each bad input (exit code 2, no traceback)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import flashsim.cli as cli
+import pytest
+from click.testing import CliRunner, Result
+from flashsim.model.gpu import GPUS
+from flashsim.model.schedules import SCHEDULES
+
+ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
+SHAPE = ["--gpu", "h200", "--batch", "1", "--heads", "2", "--seqlen", "512", "--head-dim", "64"]
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli.main, list(args))
+
+
+def sentence(*args: str) -> str:
+    """Stderr of a command that must fail with exit code 2 and one line."""
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr.strip()
+
+
+def shape(**changed: str) -> list[str]:
+    """SHAPE with options replaced or added, e.g. head_dim="300"."""
+    options = dict(zip(SHAPE[::2], SHAPE[1::2], strict=True))
+    options |= {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
+    return [word for pair in options.items() for word in pair]
+
+
+# --- commands ---
+
+
+def test_gpus_lists_every_chip() -> None:
+    result = run("gpus")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in ALL_GPUS)
+
+
+@pytest.mark.parametrize("name", ALL_GPUS)
+def test_gpus_name_shows_every_number_with_its_source(name: str) -> None:
+    from flashsim.model.gpu import load_gpu
+
+    result = run("gpus", name)
+    assert result.exit_code == 0
+    words = set(result.stdout.split())
+    for number, value in load_gpu(name).numbers():
+        assert {number, value.unit, value.kind, value.source.split()[0]} <= words
+
+
+def test_schedules_lists_every_schedule() -> None:
+    result = run("schedules")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in ALL_SCHEDULES)
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_schedules_name_shows_fields_and_program(name: str) -> None:
+    result = run("schedules", name)
+    assert result.exit_code == 0
+    assert all(field in result.stdout for field in SCHEDULES[name].__dataclass_fields__)
+    assert f"program {name}" in result.stdout
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_predict_prints_the_parts_of_a_result(name: str) -> None:
+    result = run("predict", name, *SHAPE)
+    assert result.exit_code == 0, result.output
+    for part in ("cycles", "TFLOP/s", "limiter", "units busy", "warps wait for", "compulsory", "occupancy", "bounds"):
+        assert part in result.stdout
+    for part in ("warp instructions", "counts from", "numbers of h200", "datasheet", "x 32 ->"):
+        assert part in result.stdout
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_predict_json_has_the_contract(name: str) -> None:
+    result = run("predict", name, *SHAPE, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    keys = {
+        "cycles", "ms", "tflops", "utilization", "clock_mhz", "limiter", "units", "stalls", "bytes", "instructions",
+        "occupancy", "bounds", "provenance", "schedule", "gpu", "attention",
+    }
+    assert keys <= answer.keys()
+    assert {"hbm_read", "hbm_write", "l2", "smem"} <= answer["bytes"].keys()
+    assert answer["attention"]["pass"] == "fwd"
+    assert (answer["schedule"], answer["gpu"]) == (name, "h200")
+    assert answer["tflops"] == pytest.approx(4 * 2 * 512 * 512 * 64 / answer["ms"] / 1e9)
+
+
+def test_predict_heeds_clock_switches_and_chip_numbers() -> None:
+    def predicted(*args: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(run("predict", "fa2", *SHAPE, "--json", *args).stdout)
+        return answer
+
+    base = predicted()
+    assert predicted("--clock", "1000")["clock_mhz"] == pytest.approx(1000)
+    assert "power limit ignored" in predicted("--clock", "boost")["clock_rule"]
+    assert predicted("--set", "counts=ideal")["counts_from"] == ["ideal"]
+    assert predicted("--set-gpu", "pipe.ex2=40")["cycles"] > base["cycles"]
+    assert predicted("--set-gpu", "pipe.ex2=40")["provenance"]["assumed"] == base["provenance"]["assumed"] + 1
+    assert predicted("--causal")["attention"]["causal"] is True
+    assert predicted("--heads-kv", "1")["attention"]["heads_kv"] == 1
+
+
+def test_both_engines_answer_alike() -> None:
+    small = shape(seqlen="128", head_dim="64")
+    answers = [json.loads(run("predict", "fa2", *small, "--engine", e, "--json").stdout) for e in ("fast", "simpy")]
+    assert answers[0] == answers[1]
+
+
+def test_compare_has_one_row_a_schedule_and_keeps_the_refused() -> None:
+    result = run("compare", "standard", "fa1", "fa2", *shape(head_dim="256"))
+    assert result.exit_code == 0, result.output
+    assert "fa1 has no tile for head_dim 256" in " ".join(result.stdout.split())
+    answer = json.loads(run("compare", "standard", "fa1", "fa2", *shape(head_dim="256"), "--json").stdout)
+    assert [row["schedule"] for row in answer] == ["standard", "fa1", "fa2"]
+    assert answer[0]["speedup"] == 1
+    assert answer[1]["error"].startswith("fa1 has no tile")
+    assert answer[2]["speedup"] == pytest.approx(answer[0]["ms"] / answer[2]["ms"])
+
+
+def test_compare_takes_switches_of_one_row() -> None:
+    answer = json.loads(run("compare", "fa2", "fa2:counts=ideal,block_kv=64", *SHAPE, "--json").stdout)
+    assert answer[1]["schedule"] == "fa2:counts=ideal,block_kv=64"
+    assert answer[0]["cycles"] != answer[1]["cycles"]
+
+
+def test_compare_fails_where_none_can_run() -> None:
+    result = run("compare", "fa1", "fa2", *shape(head_dim="512"))
+    assert result.exit_code == 2
+    assert "none of these schedules can run this problem on this chip" in result.stderr
+
+
+def test_trace_writes_a_document_and_notes_a_cut(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = run("trace", "fa2", *SHAPE, "-o", str(out), "--limit", "50")
+    assert result.exit_code == 0, result.output
+    assert json.loads(out.read_text())["traceEvents"]
+    assert result.stderr.strip() == "note: fa2_fwd: only the first 50 records are in the trace; raise --limit for more"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize("where", ["missing/out.json", "folder"])
+def test_trace_to_an_unwritable_path_leaves_nothing(where: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    said = sentence("trace", "fa2", *SHAPE, "-o", str(tmp_path / where))
+    assert said.startswith(f"flashsim: cannot write {tmp_path / where}: ")
+    assert said.endswith("choose another path for -o")
+    assert [p.name for p in tmp_path.rglob("*")] == ["folder"]
+
+
+ROWS = [
+    {"line": 2, "status": "ok", "reason": "", "predicted_ms": 1.5, "error_pct": 7.1, "verdict": "as far"},
+    {"line": 3, "status": "skipped", "reason": "no schedule fa9", "predicted_ms": None},
+]
+
+
+def test_crosscheck_prints_rows_and_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {"rows": ROWS, "summary": {"mean_abs_error_pct": 7.1, "gpu": {"h200": {"rows": 1, "bias_pct": 7.1}}}}
+    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(crosscheck=lambda file: report))
+    shown = run("crosscheck", "rows.csv")
+    assert shown.exit_code == 0, shown.output
+    assert all(word in shown.stdout for word in ("as far", "no schedule fa9", "skipped", "h200", "bias pct"))
+    assert json.loads(run("crosscheck", "rows.csv", "--json").stdout) == report
+
+
+def test_crosscheck_of_a_file_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(crosscheck=lambda file: file.read_text()))
+    assert sentence("crosscheck", "/no/rows.csv") == "flashsim: /no/rows.csv: no such file or directory"
+
+
+def test_lineage_prints_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"generation": "fa2", "predicted_tflops": 370.2, "published_tflops": 350.0, "binds": "the issue port"}]
+    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(lineage=lambda: rows))
+    assert all(word in run("lineage").stdout for word in ("generation", "370.2", "the issue port"))
+    assert json.loads(run("lineage", "--json").stdout) == rows
+
+
+def test_calibrate_hands_on_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(main=lambda: 3))
+    assert run("calibrate").exit_code == 3
+
+
+def test_a_validate_module_that_is_not_installed_is_named() -> None:
+    with pytest.raises(ValueError, match=r"this installation has no flashsim\.validate\.nothing"):
+        cli._validate("nothing")
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["predict", "fa22", *SHAPE], "schedule 'fa22' is unknown; did you mean fa2?"),
+        (["predict", "fa2", *shape(gpu="h10")], "gpu 'h10' is unknown; did you mean h100?"),
+        (["predict", "fa2", *shape(gpu="my.toml")], "chip file my.toml does not exist"),
+        (["gpus", "h20"], "gpu 'h20' is unknown; did you mean h200?"),
+        (["schedules", "standart"], "schedule 'standart' is unknown; did you mean standard?"),
+        (["predct"], "command 'predct' is unknown; did you mean predict?"),
+        (["predict", "fa2", *shape(batch="0")], "batch is 0; it must be a whole number of at least 1"),
+        (["predict", "fa2", *shape(seqlen="-4")], "seqlen_q is -4; it must be a whole number of at least 1"),
+        (["predict", "fa2", *shape(heads="3", heads_kv="2")], "heads_q must be a multiple of heads_kv"),
+        (["predict", "fa2", *shape(heads_kv="0")], "heads_kv is 0; it must be a whole number of at least 1"),
+        (["predict", "fa2", *shape(head_dim="300")], "fa2 has no tile for head_dim 300; the largest is 256"),
+        (["predict", "fa2", *shape(dtype="int8")], "dtype is 'int8'; it must be one of bf16, fp16, fp8, fp32"),
+        (["predict", "fa2", *shape(dtype="fp8")], "fa2 runs bf16 or fp16, got dtype 'fp8'"),
+        (["predict", "fa2", *SHAPE, "--pass", "back"], "pass is 'back'; it must be one of fwd, bwd, fwd+bwd"),
+        (["predict", "fa2", *SHAPE, "--pass", "bwd"], "fa2 has a forward schedule only"),
+        (["predict", "fa2", *SHAPE, "--clock", "fast"], "clock is 'fast'; give MHz between 100 and 10000"),
+        (["predict", "fa2", *SHAPE, "--clock", "1"], "clock is 1.0; give MHz between 100 and 10000"),
+        (["predict", "fa2", *SHAPE, "--clock", "nan"], "clock is nan; give MHz between 100 and 10000"),
+        (["predict", "fa2", *SHAPE, "--engine", "slow"], "engine 'slow' is unknown; choose one of fast"),
+        (["predict", "fa2", *SHAPE, "--set", "blok_q=64"], "fa2 has no field 'blok_q'; did you mean block_q?"),
+        (["predict", "fa2", *SHAPE, "--set", "warps"], "--set got 'warps'; write --set name=value"),
+        (["predict", "fa2", *SHAPE, "--set", "warps=four"], "warps got 'four'; it takes a whole number or none"),
+        (["predict", "fa2", *SHAPE, "--set", "warps=-4"], "--set warps got -4; it must be zero or more"),
+        (["predict", "fa1", *SHAPE, "--set", "warps=0"], "fa1 cannot run with warps=0"),
+        (["predict", "fa2", *SHAPE, "--set", "block_q=100"], "block_q must be a multiple of 16 x warps = 64"),
+        (["predict", "standard", *SHAPE, "--set", "mask_kernel=7"], "got '7'; it takes true or false or none"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.exp=4"], "no number 'pipe.exp'; did you mean pipe.ex2?"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.ex2=x"], "--set-gpu pipe.ex2 got 'x'; it takes a finite number"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.ex2=inf"], "it takes a finite number"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.ex2=-1"], "h200: pipe.ex2 has the value -1.0"),
+        (["predict", "fa2", *shape(seqlen="9" * 14)], "seqlen is 99999999999999; it must be at most 2147483647"),
+        (["predict", "fa2", *SHAPE, "--set", "block_kv=0"], "block_kv got 0; it must be at least 1, or none"),
+        (["compare", "fa2", "fa9", *SHAPE], "schedule 'fa9' is unknown; did you mean fa"),
+        (["trace", "fa2", *SHAPE, "-o", "x.json", "--limit", "0"], "limit is 0; it must be a whole number"),
+        (["trace", "fa2", *SHAPE, "-o", "x.json", "--blocks", "-1"], "blocks is -1; it must be a whole number"),
+    ],
+)
+def test_bad_input_is_one_sentence(args: list[str], words: str) -> None:
+    assert words in sentence(*args)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["predict", "fa2", *SHAPE, "--causl"], "--causal"),
+        (["predict", "fa2"], "Missing option"),
+        (["predict", "fa2", *shape(batch="two")], "'two' is not a valid integer"),
+        (["predict", "fa2", *SHAPE, "--scope", "chip"], "'chip' is not 'sm'"),
+        (["compare", *SHAPE], "Missing argument"),
+    ],
+)
+def test_usage_errors_are_clicks_own(args: list[str], words: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_problem_beyond_this_machine_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("flashsim.sim.predict.simulate", full)
+    assert sentence("predict", "fa2", *SHAPE).endswith("is too large for this machine's memory: use smaller sizes")
+
+
+def test_ctrl_c_says_so_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(lineage=interrupted))
+    result = run("lineage")
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "flashsim: interrupted"
+
+
+def test_importing_the_command_line_loads_no_engine() -> None:
+    code = "import sys, flashsim.cli; print([m for m in ('numba', 'simpy', 'numpy', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
