@@ -1,8 +1,8 @@
 """A chip: one TOML file each in ``model/gpus``, every number with unit, kind and source.
 
-    gpu = load_gpu("h100")
-    gpu.hbm.peak_bytes_per_s * 0.9      # a number ...
-    gpu.hbm.peak_bytes_per_s.source     # ... that says where it comes from
+gpu = load_gpu("h100")
+gpu.hbm.peak_bytes_per_s * 0.9      # a number ...
+gpu.hbm.peak_bytes_per_s.source     # ... that says where it comes from
 """
 
 from __future__ import annotations
@@ -234,20 +234,21 @@ class GPU(Section):
         if name not in known:
             raise ChipError(f"{self.name} has no number {name!r}; did you mean {_nearest(name, list(known))}?")
         section, field = name.split(".")
-        number = _sentence(lambda: _number(known[name].unit, zero=True)(_raw(value, known[name].unit)), self.name, name)
-        table = getattr(self, section).model_copy(update={field: number})
-        return self.model_copy(update={section: table})
+        table = getattr(self, section)
+        raw = {**dict(table), field: _raw(value, known[name].unit)}
+        try:
+            changed = type(table).model_validate(raw)
+        except ValidationError as error:
+            raise ChipError(f"{self.name}: {name} {_message(error)}") from None
+        return self.model_copy(update={section: changed})
 
 
 def _raw(value: float, unit: str) -> dict[str, Any]:
     return {"value": value, "unit": unit, "kind": "assumed", "source": "set by the user"}
 
 
-def _sentence(make: Callable[[], Sourced], file: str, field: str) -> Sourced:
-    try:
-        return make()
-    except ValueError as error:
-        raise ChipError(f"{file}: {field} {error}") from None
+def _message(error: ValidationError) -> str:
+    return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -264,7 +265,9 @@ def load_gpu(name: str) -> GPU:
         if not path.is_file():
             raise ChipError(f"chip file {name} does not exist; give a readable .toml file or one of {', '.join(GPUS)}")
         return parse_gpu(path.read_bytes(), path.name)
-    raise ChipError(f"gpu {name!r} is unknown; did you mean {_nearest(name, list(GPUS))}? Known are {', '.join(GPUS)}, or a .toml file")
+    raise ChipError(
+        f"gpu {name!r} is unknown; did you mean {_nearest(name, list(GPUS))}? Known are {', '.join(GPUS)}, or a .toml file"
+    )
 
 
 @cache
@@ -287,7 +290,7 @@ def parse_gpu(text: bytes, file: str) -> GPU:
             raise ChipError(f"{file}: {field} is missing; every field of the chip is needed") from None
         if first["type"] == "extra_forbidden":
             raise ChipError(f"{file}: {field} is not a field of a chip; {_allowed(first['loc'])}") from None
-        raise ChipError(f"{file}: {field} {str(first['msg']).removeprefix('Value error, ')}") from None
+        raise ChipError(f"{file}: {field} {_message(error)}") from None
     if gpu.architecture not in ARCHITECTURES:
         raise ChipError(f"{file}: architecture is {gpu.architecture!r}; it must be one of {', '.join(ARCHITECTURES)}")
     return gpu

@@ -45,10 +45,18 @@ class Instruction:
 
 
 def _row(
-    name: str, pipe: str, counter: str, sass: str, cost: str = "", path: Path = Path.NONE, smem: int = 0,
+    name: str,
+    pipe: str,
+    counter: str,
+    sass: str,
+    cost: str = "",
+    path: Path = Path.NONE,
+    smem: int = 0,
     spill: int = 0,
 ) -> Instruction:
-    return Instruction(name=name, pipe=pipe, cost=cost or name, counter=counter, sass=sass, path=path, smem_bytes=smem, spill_bytes=spill)
+    return Instruction(
+        name=name, pipe=pipe, cost=cost or name, counter=counter, sass=sass, path=path, smem_bytes=smem, spill_bytes=spill
+    )
 
 
 _ROWS = (

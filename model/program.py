@@ -148,6 +148,7 @@ class Tensor:
     block_rows: int
     head_arg: str = "head"
     cols_per_block: int = 0
+    vector: bool = False  # one value a row (LSE, m, l): tiles are flat
 
     @property
     def col_blocks(self) -> int:
@@ -304,9 +305,7 @@ def _dynamic_rows(program: Program, start: int, args: dict[str, int]) -> Iterato
     """Rows of one role with how often each runs: trip counts multiplied out, guards evaluated trip by trip."""
 
     def run(pc: int, end: int, loops: dict[str, int], times: int) -> Iterator[tuple[IntArray, int]]:
-        code, depth_name = program.code, {}
-        for name in program.loops:
-            depth_name.setdefault(name, program.loop_depth[name])
+        code = program.code
         while pc < end:
             row = code[pc]
             op = row[0]
@@ -315,7 +314,7 @@ def _dynamic_rows(program: Program, start: int, args: dict[str, int]) -> Iterato
             if op == Opcode.LOOP:
                 trips = program.expressions[row[3]].value(args, loops)
                 var = program.loops[row[6]]
-                guarded = [e for e in program.code[pc:row[7]] if e[0] in (Opcode.SKIP_IF_NEGATIVE, Opcode.LOOP)]
+                guarded = [e for e in program.code[pc : row[7]] if e[0] in (Opcode.SKIP_IF_NEGATIVE, Opcode.LOOP)]
                 if guarded:
                     for i in range(trips):
                         yield from run(pc + 1, int(row[7]), {**loops, var: i}, times)

@@ -24,9 +24,7 @@ FLOAT32_EXPONENT = 0x7F800000
 FLOAT32_QUIET_NAN = 0x00400000
 
 
-def forward(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: float | None = None
-) -> tuple[Array, Array]:
+def forward(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: float | None = None) -> tuple[Array, Array]:
     """(O, LSE) of softmax(scale Q K^T) V, in float64, with the whole row of scores at hand.
 
     LSE is the natural logarithm of a row's sum of exp(scale q.k). Raises ValueError where the shapes do not fit.
@@ -184,8 +182,7 @@ def _checked(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> tuple[Array, Array, Ar
     for name, x in (("Q", q), ("K", k), ("V", v)):
         if x.ndim != 4 or 0 in x.shape:
             raise ValueError(
-                f"{name} has the shape {x.shape}; it must be (batch, heads, rows, head_dim), none of them 0:"
-                f" reshape {name}"
+                f"{name} has the shape {x.shape}; it must be (batch, heads, rows, head_dim), none of them 0: reshape {name}"
             )
     batches = q.shape[0], k.shape[0], v.shape[0]
     if len(set(batches)) > 1:

@@ -1,10 +1,10 @@
 """The schedule DSL: a kernel written as roles, buffers, loop and epilogue, lowered once into a :class:`Program`.
 
-    b = Builder(name="fa2 fwd", warps=4, registers=255)
-    b.smem("K", rows=64, cols=128, bytes_per_element=2)
-    with b.loop("i", Index(arg="n_blocks")):
-        b.op("mma", writes="S", reads=("Q", "K"), transpose_b=True)
-    program = b.build(tensors=..., tiles=...)
+b = Builder(name="fa2 fwd", warps=4, registers=255)
+b.smem("K", rows=64, cols=128, bytes_per_element=2)
+with b.loop("i", Index(arg="n_blocks")):
+    b.op("mma", writes="S", reads=("Q", "K"), transpose_b=True)
+program = b.build(tensors=..., tiles=...)
 """
 
 from __future__ import annotations
@@ -138,8 +138,13 @@ class Builder:
             tensor = self.tensors.setdefault((s.reads + s.writes)[0] if s.kind != "store" else s.writes[0], len(self.tensors))
             index = self._expression(s.index)
         self._row(
-            Opcode.ISSUE, bundle=self._bundle({name: 1}), count=count, arg=scoreboard, total_bytes=total_bytes,
-            tensor=tensor, index=index,
+            Opcode.ISSUE,
+            bundle=self._bundle({name: 1}),
+            count=count,
+            arg=scoreboard,
+            total_bytes=total_bytes,
+            tensor=tensor,
+            index=index,
         )
 
     def wait_scoreboard(self, scoreboard: int) -> None:
@@ -153,9 +158,7 @@ class Builder:
 
     # --- result ---
 
-    def build(
-        self, *, tensors: tuple[Tensor, ...], tiles: Tiles, profile: str = "ideal", **constants: float
-    ) -> Program:
+    def build(self, *, tensors: tuple[Tensor, ...], tiles: Tiles, profile: str = "ideal", **constants: float) -> Program:
         self._row(Opcode.EXIT)
         self._pack()
         order = sorted(tensors, key=lambda t: self.tensors.get(t.name, len(self.tensors)))
@@ -179,8 +182,16 @@ class Builder:
         )
 
     def _row(
-        self, opcode: Opcode, *, bundle: int = -1, count: int = 0, arg: int = -1, total_bytes: int = 0,
-        tensor: int = -1, index: int = -1, jump: int = -1,
+        self,
+        opcode: Opcode,
+        *,
+        bundle: int = -1,
+        count: int = 0,
+        arg: int = -1,
+        total_bytes: int = 0,
+        tensor: int = -1,
+        index: int = -1,
+        jump: int = -1,
     ) -> None:
         row = [int(opcode), bundle, count, arg, total_bytes, tensor, index, jump, len(self.statements) - 1]
         self.code.append(row)

@@ -57,7 +57,7 @@ def occupancy(gpu: GPU, program: Program) -> Occupancy:
     }
     limiter = min(limits, key=lambda name: limits[name])
     if limits[limiter] < 1:
-        raise ValueError(f"{program.name} does not fit on {gpu.name} ({limiter}: {arithmetic[limiter]}); use smaller tiles or more warps")
-    return Occupancy(
-        ctas_per_sm=limits[limiter], warps_per_sm=limits[limiter] * warps, limiter=limiter, arithmetic=arithmetic
-    )
+        raise ValueError(
+            f"{program.name} does not fit on {gpu.name} ({limiter}: {arithmetic[limiter]}); use smaller tiles or more warps"
+        )
+    return Occupancy(ctas_per_sm=limits[limiter], warps_per_sm=limits[limiter] * warps, limiter=limiter, arithmetic=arithmetic)

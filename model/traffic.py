@@ -1,236 +1,378 @@
-"""Closed-form IO of the papers' algorithms, in bytes: what a schedule's counted traffic is compared with.
+"""IO complexity in closed form: the bytes that standard attention, FA1 and FA2 move, by kernel and tensor.
 
-Each form counts what the SMs request: no byte is shared between CTAs, and each of a group's query heads reads its
-K/V head itself. ``reuse=True`` is the other end: each K/V block (and each block that a backward walks) leaves HBM once
-per head, as if the L2 kept it. Rows past the end of a ragged block and tiles without a visible key cost nothing.
+Each function counts what the SMs request (the traffic at L2), which assumes that no cache helps: a block that is
+loaded again counts again. ``Traffic.at_hbm`` turns that into HBM bytes for a given L2: where the data that the live
+heads come back to fits, every byte crosses once. Bytes are those of real rows: a ragged last block counts its rows,
+not its padding.
+
+In the papers' letters, a head with N rows: standard attention moves Theta(N d + N^2) elements, FA1 Theta(N^2 d^2 / M)
+with M elements of on-chip memory (FA1 theorem 2), and nothing does asymptotically better for every M in [d, N d] (FA1
+proposition 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 
-from .attention import LSE_BYTES, Attention
+import numpy as np
+from numpy.typing import NDArray
 
-#: Unfinished O and dQ, row statistics m and l, and D = rowsum(dO * O) are kept in fp32.
-SCRATCH_BYTES = 4
-#: torch.dropout keeps one byte an element to say what it kept.
+from .attention import Attention
+
+IntArray = NDArray[np.int64]
+
+FP32_BYTES = 4  # partial O and dQ, and the row statistics m, l, LSE and D
 DROPOUT_MASK_BYTES = 1
+MASKS = ("none", "add", "fill")
 
-Moves = dict[str, tuple[int, int]]
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """What one kernel moves of one tensor, in one direction.
+
+    ``sm_bytes`` are requested by the SMs. Of these HBM sees ``once_bytes`` where the ``reuse_bytes`` that a live query
+    head comes back to stay in L2, and ``spilled_bytes`` where they do not (more than requested for atomics, whose
+    lines must be fetched first). A tensor that is never come back to has the same number three times.
+    """
+
+    kernel: str
+    tensor: str
+    write: bool
+    sm_bytes: int
+    once_bytes: int
+    spilled_bytes: int
+    reuse_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes read and written; ``by_tensor`` maps a tensor's name to its (read, written).
+    """Bytes moved by the kernels of one attention call, over ``heads`` (batch x heads_q) query heads."""
 
-    Raises ValueError where the tensors do not add up to the two totals.
-    """
+    heads: int
+    streams: tuple[Stream, ...]
 
-    read_bytes: int
-    write_bytes: int
-    by_tensor: Mapping[str, tuple[int, int]]
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read, over all tensors."""
+        return sum(s.sm_bytes for s in self.streams if not s.write)
 
-    def __post_init__(self) -> None:
-        summed = sum(r for r, _ in self.by_tensor.values()), sum(w for _, w in self.by_tensor.values())
-        if summed != (self.read_bytes, self.write_bytes):
-            raise ValueError(
-                f"read_bytes, write_bytes are {(self.read_bytes, self.write_bytes)} and by_tensor adds up to {summed};"
-                " they must be equal: change either"
-            )
+    @property
+    def write_bytes(self) -> int:
+        """Bytes written, over all tensors."""
+        return sum(s.sm_bytes for s in self.streams if s.write)
 
     @property
     def total_bytes(self) -> int:
         """Bytes read plus bytes written."""
         return self.read_bytes + self.write_bytes
 
+    @property
+    def reads(self) -> dict[str, int]:
+        """Bytes read by tensor, in the order of first use."""
+        return _by_tensor(s for s in self.streams if not s.write)
 
-def standard_bytes(attention: Attention, *, mask_pass: bool = False, dropout_pass: bool = False) -> Traffic:
-    """IO of attention in separate kernels, S and P whole in global memory (FA1 paper, algorithms 0 and 3).
+    @property
+    def writes(self) -> dict[str, int]:
+        """Bytes written by tensor, in the order of first use."""
+        return _by_tensor(s for s in self.streams if s.write)
 
-    Each kernel reads each operand once a query head. ``mask_pass``: a kernel reads and writes S (backward dS);
-    ``dropout_pass``: a kernel reads P and writes it with one mask byte an element (backward: dP, the mask read).
-    Causal changes nothing: S is computed whole. The mask tensor itself and an LSE (none is kept) are not counted.
+    def at_hbm(self, *, l2_bytes: float, live_heads: int | None = None) -> Traffic:
+        """The same call as HBM sees it behind an L2 of ``l2_bytes`` that ``live_heads`` query heads (None: all) share.
+
+        All or nothing a stream: least-recently-used replacement of a set that is walked in order keeps all of it if it
+        fits and none if it does not. Nothing is assumed to survive in L2 from one kernel to the next. ``l2_bytes=0``
+        is the traffic without any reuse. Raises ValueError for a negative L2 or fewer than one live head.
+        """
+        if l2_bytes < 0:
+            raise ValueError(f"l2_bytes is {l2_bytes}; it must be zero or more: change l2_bytes")
+        if live_heads is not None and live_heads < 1:
+            raise ValueError(f"live_heads is {live_heads}; it must be at least 1: change live_heads")
+        live = self.heads if live_heads is None else min(live_heads, self.heads)
+        streams = []
+        for s in self.streams:
+            moved = s.once_bytes if s.reuse_bytes * live <= l2_bytes else s.spilled_bytes
+            streams.append(replace(s, sm_bytes=moved, once_bytes=moved, spilled_bytes=moved, reuse_bytes=0))
+        return replace(self, streams=tuple(streams))
+
+
+def standard_bytes(attention: Attention, *, tile: int = 128, mask: str | None = None, dropout: bool = False) -> Traffic:
+    """Unfused attention: a kernel a product and an elementwise pass, S and P in memory (FA1 algorithms 0 and 3).
+
+    Products run in ``tile`` x ``tile`` blocks, each with the whole head_dim, so Q is requested once a column of tiles
+    and K once a row of tiles. ``mask``: "none"; "add", a pass that reads and writes S (its gradient is the identity,
+    so backward has none); "fill", the same and once more over dS. None means "add" for a causal problem, else "none";
+    the mask itself is shared by all heads and not counted. ``dropout`` adds a pass that reads P and writes P and a
+    mask of one byte an element; backward reads the mask and rewrites dP. Raises ValueError for an unknown mask, none
+    at all for a causal problem, or a tile below 1.
     """
-    t = _per_query_head(attention)
-    scores = attention.batch * attention.heads_q * attention.seqlen_q * attention.seqlen_kv
-    s, kept = scores * attention.dtype_bytes, scores * DROPOUT_MASK_BYTES
-    masks, drops = int(mask_pass), int(dropout_pass)
-    fwd: Moves = {
-        "Q": (t["Q"], 0),
-        "K": (t["K"], 0),
-        "V": (t["V"], 0),
-        "S": ((1 + masks) * s, (1 + masks) * s),
-        "P": ((1 + drops) * s, (1 + drops) * s),
-        "dropout": (0, drops * kept),
-        "O": (0, t["O"]),
-    }
-    bwd: Moves = {
-        "Q": (t["Q"], 0),
-        "K": (t["K"], 0),
-        "V": (t["V"], 0),
-        "dO": (2 * t["O"], 0),  # for dV and for dP
-        "P": (2 * s, 0),  # for dV and for dS
-        "dP": ((1 + drops) * s, (1 + drops) * s),
-        "dropout": (drops * kept, 0),
-        "dS": ((2 + masks) * s, (1 + masks) * s),  # read for dQ and for dK
-        "dQ": (0, t["Q"]),
-        **_key_gradients(attention),
-    }
-    return _traffic(attention, fwd, bwd)
+    _check_sizes(tile=tile)
+    chosen = mask if mask is not None else ("add" if attention.causal else "none")
+    if chosen not in MASKS:
+        raise ValueError(f"mask is {mask!r}; it must be one of {', '.join(MASKS)}: change mask")
+    if attention.causal and chosen == "none":
+        raise ValueError("mask is 'none' and the problem is causal; it must be add or fill: change mask or causal")
+    forward, backward = (partial(f, attention, tile, chosen, dropout) for f in (_standard_forward, _standard_backward))
+    return _traffic(attention, forward, backward)
 
 
-def fa1_bytes(attention: Attention, *, block_q: int, block_kv: int, reuse: bool = False) -> Traffic:
-    """IO of FlashAttention-1: K/V blocks outside, Q blocks inside (FA1 paper, algorithms 1 and 4).
+def fa1_bytes(attention: Attention, *, block_q: int, block_kv: int, precompute_d: bool = True) -> Traffic:
+    """FlashAttention-1: K/V blocks outside, Q blocks inside, one CTA a query head (FA1 algorithms 1, 2 and 4).
 
-    Forward: a Q block is read in each outer step that shows it a key; its O (fp32), m and l go to scratch in each of
-    these steps but the last, which writes O in its final dtype and LSE, and come back from the second on. Backward:
-    Q, O, dO and LSE are read and dQ (fp32) goes to scratch likewise; dK and dV are written once. The first outer
-    step takes every Q block, seen key or not: it is the one that starts O and dQ. ``reuse`` shares K and V within a
-    group of query heads; O, dQ and Q still travel in each step. Raises ValueError for block sizes below 1.
+    A K/V block enters once. Every K/V block that a Q block needs costs a read of that Q block; between two of them its
+    O (fp32), m and l go to memory and come back; after the last one O and LSE are written. Backward likewise: Q, dO,
+    LSE and D are read at every visit, dQ (fp32) goes out and comes back between two. ``precompute_d``: a kernel of its
+    own reads O and dO and writes D = rowsum(dO * O), as the released kernels do; otherwise every visit reads O, as
+    algorithm 4 does. ``block_q`` matters only to a causal problem, which skips the pairs of blocks that the mask hides
+    but for a Q block's first. Raises ValueError for a block size below 1.
     """
-    walk = _walk(attention, block_q, block_kv, least=1)
-    e, d, dv = attention.dtype_bytes, attention.head_dim, attention.head_dim_v
-    heads = attention.batch * attention.heads_q
-    t = attention.tensor_bytes
-    kv = t if reuse else _per_query_head(attention)
-    visits, again = heads * walk.q_rows, heads * (walk.q_rows - walk.live_rows)
-
-    def scratch(cols: int) -> tuple[int, int]:
-        return again * cols * SCRATCH_BYTES, again * cols * SCRATCH_BYTES
-
-    fwd: Moves = {
-        "Q": (visits * d * e, 0),
-        "K": (kv["K"], 0),
-        "V": (kv["V"], 0),
-        "Otmp": scratch(dv),
-        "m": scratch(1),
-        "l": scratch(1),
-        "O": (0, t["O"]),
-        "LSE": (0, t["LSE"]),
-    }
-    bwd: Moves = {
-        "Q": (visits * d * e, 0),
-        "K": (kv["K"], 0),
-        "V": (kv["V"], 0),
-        "O": (visits * dv * e, 0),
-        "dO": (visits * dv * e, 0),
-        "LSE": (visits * LSE_BYTES, 0),
-        "dQtmp": scratch(d),
-        "dQ": (0, t["Q"]),
-        **_key_gradients(attention),
-    }
-    return _traffic(attention, fwd, bwd)
+    _check_sizes(block_q=block_q, block_kv=block_kv)
+    blocks = _Blocks(attention=attention, block_q=block_q, block_kv=block_kv)
+    return _traffic(attention, lambda: _fa1_forward(blocks), lambda: _fa1_backward(blocks, precompute_d))
 
 
-def fa2_bytes(attention: Attention, *, block_q: int, block_kv: int, reuse: bool = False) -> Traffic:
-    """IO of FlashAttention-2: a CTA a Q block forward, a CTA a K/V block backward (FA2 paper, algorithms 1 and 2).
+def fa2_bytes(attention: Attention, *, block_q: int, block_kv: int) -> Traffic:
+    """FlashAttention-2: a CTA per Q block forward and per K/V block backward (FA2 algorithms 1 and 2, section 3.2).
 
-    Forward: Q is read once, K and V by each Q block as far as it sees, O and LSE are written once; a Q block that
-    sees no key writes only. Backward, three kernels as released (flash_bwd_preprocess_kernel.h): O and dO give D and
-    dQ's fp32 sums are cleared; each K/V block reads the Q, dO, LSE and D it needs and adds into dQ's sums, an atomic
-    add counting as a write; the sums are read and dQ written. ``reuse``: the walked blocks leave HBM once per head,
-    and dQ's sums are fetched and written back once. Raises ValueError for block sizes below 1.
+    Forward reads a Q block once and, for it, the K/V blocks it needs; O and LSE leave once. Backward reads a K/V block
+    once and, for it, Q, dO, LSE and D of the Q blocks that need it, adds to an fp32 dQ by atomics (counted as writes),
+    and has a kernel before (D, dQ zeroed) and after (dQ to the dtype). With shared K/V heads, dK and dV are written
+    per query head and summed by one more kernel. Raises ValueError for a block size below 1.
     """
-    walk = _walk(attention, block_q, block_kv, least=0)
-    e, d, dv = attention.dtype_bytes, attention.head_dim, attention.head_dim_v
-    heads, t = attention.batch * attention.heads_q, attention.tensor_bytes
-    live = heads * walk.live_rows
-    visits = live if reuse else heads * walk.q_rows
-    kv_rows = attention.batch * attention.heads_kv * attention.seqlen_kv if reuse else heads * walk.kv_rows
-    kv = t if reuse else _per_query_head(attention)
-    statistic = heads * attention.seqlen_q * SCRATCH_BYTES
-    sums, added = statistic * d, visits * d * SCRATCH_BYTES
-    fwd: Moves = {
-        "Q": (live * d * e, 0),
-        "K": (kv_rows * d * e, 0),
-        "V": (kv_rows * dv * e, 0),
-        "O": (0, t["O"]),
-        "LSE": (0, t["LSE"]),
-    }
-    bwd: Moves = {
-        "Q": (visits * d * e, 0),
-        "K": (kv["K"], 0),
-        "V": (kv["V"], 0),
-        "O": (t["O"], 0),
-        "dO": (t["O"] + visits * dv * e, 0),
-        "LSE": (visits * LSE_BYTES, 0),
-        "D": (visits * SCRATCH_BYTES, statistic),
-        "dQsum": (sums + (added if reuse else 0), sums + added),
-        "dQ": (0, t["Q"]),
-        **_key_gradients(attention),
-    }
-    return _traffic(attention, fwd, bwd)
+    _check_sizes(block_q=block_q, block_kv=block_kv)
+    blocks = _Blocks(attention=attention, block_q=block_q, block_kv=block_kv)
+    return _traffic(attention, lambda: _fa2_forward(blocks), lambda: _fa2_backward(blocks))
 
 
-def io_lower_bound(n: int, d: int, m: int) -> float:
-    """n^2 d^2 / m: the order, without its constant, of the elements one head must move with ``m`` elements on chip.
+def paper_block_sizes(sram_elements: int, head_dim: int) -> tuple[int, int]:
+    """(block_q, block_kv) of FA1 algorithm 1 for M on-chip elements: ceil(M / 4 d) keys and min(that, d) queries."""
+    _check_sizes(sram_elements=sram_elements, head_dim=head_dim)
+    block_kv = -(-sram_elements // (4 * head_dim))
+    return min(block_kv, head_dim), block_kv
 
-    No exact attention moves o(n^2 d^2 / m) for all d <= m <= n d (FA1 paper, proposition 3). ``n`` keys and queries of
-    ``d`` elements. Raises ValueError for an m outside that range, where the statement is silent.
+
+def io_lower_bound_elements(n: int, d: int, m: int) -> float:
+    """N^2 d^2 / M elements a head, up to a constant: no exact attention moves o of it for all M (FA1 proposition 3).
+
+    ``m``: on-chip memory in elements. Raises ValueError outside d <= M <= N d, where the statement does not hold.
     """
-    for name, value in (("n", n), ("d", d)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1: change {name}")
+    _check_sizes(n=n, d=d)
     if not d <= m <= n * d:
-        raise ValueError(f"m is {m} elements; the bound holds from d = {d} to n d = {n * d}: change m")
+        raise ValueError(f"m is {m}; the bound holds from d = {d} to n * d = {n * d} elements: change m")
     return n * n * d * d / m
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Walk:
-    """Rows of one query head that a walk over all tiles with a visible key touches.
+class _Blocks:
+    """How often the blocked forms come to which rows. A visit is one (Q block, K/V block) pair that is computed."""
 
-    ``q_rows``: Q rows, a block once for each K/V block it meets; ``kv_rows``: K/V rows, a block once for each Q block
-    it meets; ``live_rows``: rows of the Q blocks that meet any.
-    """
+    attention: Attention
+    block_q: int
+    block_kv: int
 
-    q_rows: int
-    kv_rows: int
-    live_rows: int
+    @property
+    def rows(self) -> IntArray:
+        """Rows of each Q block."""
+        first = np.arange(0, self.attention.seqlen_q, self.block_q, dtype=np.int64)
+        return np.minimum(first + self.block_q, self.attention.seqlen_q) - first
+
+    @property
+    def needed(self) -> IntArray:
+        """K/V blocks of which each Q block sees at least one key."""
+        a = self.attention
+        offset = a.seqlen_kv - a.seqlen_q if a.causal else a.seqlen_kv
+        return -(-np.clip(np.cumsum(self.rows) + offset, 0, a.seqlen_kv) // self.block_kv)
+
+    def visited_rows(self, visits: IntArray) -> int:
+        """Rows of all Q blocks of a head, each counted as often as its block is visited."""
+        return int((self.rows * visits).sum())
+
+    def head_bytes(self, rows: int, columns: int, element: int) -> int:
+        """Bytes of ``rows`` x ``columns`` of every query head."""
+        return self.attention.batch * self.attention.heads_q * rows * columns * element
 
 
-def _walk(attention: Attention, block_q: int, block_kv: int, *, least: int) -> _Walk:
-    """One query head's tiles: a Q block meets the first K/V blocks, as far as its last row sees, at least ``least``."""
-    for name, size in (("block_q", block_q), ("block_kv", block_kv)):
+def _fa1_forward(b: _Blocks) -> list[Stream]:
+    a, t = b.attention, b.attention.tensor_bytes
+    visits = np.maximum(b.needed, 1)  # the first K/V block is computed for all, to give every row its O
+    between, kept = b.visited_rows(visits - 1), b.visited_rows(np.minimum(visits - 1, 1))
+    scratch = {"O_partial": a.head_dim_v, "m": 1, "l": 1}
+    reuse = _per_head(a, t["Q"], *(b.head_bytes(kept, columns, FP32_BYTES) for columns in scratch.values()))
+    queries = b.head_bytes(b.visited_rows(visits), a.head_dim, a.dtype_bytes)
+    streams = [*_kv_once_a_head("fwd", a), _read("fwd", "Q", queries, once=t["Q"], reuse=reuse)]
+    for name, columns in scratch.items():
+        moved, once = (b.head_bytes(rows, columns, FP32_BYTES) for rows in (between, kept))
+        streams.append(_read("fwd", name, moved, once=0, reuse=reuse))
+        streams.append(_write("fwd", name, moved, once=once, reuse=reuse))
+    return [*streams, _write("fwd", "O", t["O"]), _write("fwd", "LSE", t["LSE"])]
+
+
+def _fa1_backward(b: _Blocks, precompute_d: bool) -> list[Stream]:
+    a, t = b.attention, b.attention.tensor_bytes
+    visits = np.maximum(b.needed, 1)
+    moved = b.head_bytes(b.visited_rows(visits - 1), a.head_dim, FP32_BYTES)
+    once = b.head_bytes(b.visited_rows(np.minimum(visits - 1, 1)), a.head_dim, FP32_BYTES)
+    inputs = _visited_inputs(a, "D" if precompute_d else "O")
+    reuse = _per_head(a, once, *(b.head_bytes(a.seqlen_q, *shape) for shape in inputs.values()))
+    streams = [*(_row_sum_kernel(a) if precompute_d else []), *_kv_once_a_head("bwd", a)]
+    streams += _visits(b, visits, inputs, reuse)
+    streams.append(_read("bwd", "dQ_partial", moved, once=0, reuse=reuse))
+    streams.append(_write("bwd", "dQ_partial", moved, once=once, reuse=reuse))
+    return [*streams, _write("bwd", "dQ", t["Q"]), *_kv_gradient("bwd", a, "dK"), *_kv_gradient("bwd", a, "dV")]
+
+
+def _fa2_forward(b: _Blocks) -> list[Stream]:
+    a, t = b.attention, b.attention.tensor_bytes
+    keys = int(np.minimum(b.needed * b.block_kv, a.seqlen_kv).sum())
+    once = a.batch * a.heads_kv * int(np.minimum(b.needed.max() * b.block_kv, a.seqlen_kv)) * a.dtype_bytes
+    reuse = _per_head(a, t["K"], t["V"])
+    return [
+        _read("fwd", "Q", t["Q"]),
+        _read("fwd", "K", b.head_bytes(keys, a.head_dim, a.dtype_bytes), once=once * a.head_dim, reuse=reuse),
+        _read("fwd", "V", b.head_bytes(keys, a.head_dim_v, a.dtype_bytes), once=once * a.head_dim_v, reuse=reuse),
+        _write("fwd", "O", t["O"]),
+        _write("fwd", "LSE", t["LSE"]),
+    ]
+
+
+def _fa2_backward(b: _Blocks) -> list[Stream]:
+    a, t = b.attention, b.attention.tensor_bytes
+    whole = b.head_bytes(a.seqlen_q, a.head_dim, FP32_BYTES)
+    added = b.head_bytes(b.visited_rows(b.needed), a.head_dim, FP32_BYTES)
+    once = b.head_bytes(b.visited_rows(np.minimum(b.needed, 1)), a.head_dim, FP32_BYTES)
+    inputs = _visited_inputs(a, "D")
+    reuse = _per_head(a, whole, *(b.head_bytes(a.seqlen_q, *shape) for shape in inputs.values()))
+    fetched = _read("bwd", "dQ_sum", added, once=once, reuse=reuse)  # what atomics add to: from HBM, never to an SM
+    return [
+        *_row_sum_kernel(a),
+        _write("bwd_row_sum", "dQ_sum", whole),
+        *_kv_once_a_head("bwd", a),
+        *_visits(b, b.needed, inputs, reuse),
+        replace(fetched, sm_bytes=0),
+        _write("bwd", "dQ_sum", added, once=once, reuse=reuse),
+        *_kv_gradient("bwd", a, "dK"),
+        *_kv_gradient("bwd", a, "dV"),
+        _read("bwd_convert", "dQ_sum", whole),
+        _write("bwd_convert", "dQ", t["Q"]),
+    ]
+
+
+def _standard_forward(a: Attention, tile: int, mask: str, dropout: bool) -> list[Stream]:
+    t, scores, keep = a.tensor_bytes, _pairs(a, a.dtype_bytes), _pairs(a, DROPOUT_MASK_BYTES)
+    streams = [*_product("qk", a, tile, q="Q", kv="K"), _write("qk", "S", scores)]
+    if mask != "none":
+        streams += [_read("mask", "S", scores), _write("mask", "S", scores)]
+    streams += [_read("softmax", "S", scores), _write("softmax", "P", scores)]
+    if dropout:
+        streams += [_read("dropout", "P", scores), _write("dropout", "P", scores), _write("dropout", "keep", keep)]
+    return [*streams, _read("pv", "P", scores), *_product("pv", a, tile, kv="V"), _write("pv", "O", t["O"])]
+
+
+def _standard_backward(a: Attention, tile: int, mask: str, dropout: bool) -> list[Stream]:
+    t, scores, keep = a.tensor_bytes, _pairs(a, a.dtype_bytes), _pairs(a, DROPOUT_MASK_BYTES)
+    streams = [_read("dv", "P", scores), *_product("dv", a, tile, q="dO"), *_kv_gradient("dv", a, "dV")]
+    streams += [*_product("dp", a, tile, q="dO", kv="V"), _write("dp", "dP", scores)]
+    if dropout:
+        streams += [_read("dropout_bwd", "dP", scores), _read("dropout_bwd", "keep", keep)]
+        streams.append(_write("dropout_bwd", "dP", scores))
+    streams += [*(_read("softmax_bwd", name, scores) for name in ("P", "dP")), _write("softmax_bwd", "dS", scores)]
+    if mask == "fill":
+        streams += [_read("mask_bwd", "dS", scores), _write("mask_bwd", "dS", scores)]
+    streams += [_read("dq", "dS", scores), *_product("dq", a, tile, kv="K"), _write("dq", "dQ", t["Q"])]
+    return [*streams, _read("dk", "dS", scores), *_product("dk", a, tile, q="Q"), *_kv_gradient("dk", a, "dK")]
+
+
+def _product(kernel: str, a: Attention, tile: int, *, q: str = "", kv: str = "") -> list[Stream]:
+    """Reads of a GEMM's thin operands: a query-side one once a tile of keys, a key-side one once a tile of queries."""
+    t = {**a.tensor_bytes, "dO": a.tensor_bytes["O"]}
+    reuse = _per_head(a, *(t[name] for name in (q, kv) if name))
+    streams = []
+    if q:
+        streams.append(_read(kernel, q, t[q] * -(-a.seqlen_kv // tile), once=t[q], reuse=reuse))
+    if kv:
+        streams.append(_read(kernel, kv, t[kv] * a.group * -(-a.seqlen_q // tile), once=t[kv], reuse=reuse))
+    return streams
+
+
+def _kv_once_a_head(kernel: str, a: Attention) -> list[Stream]:
+    """K and V, each read whole once by every query head (from HBM once a group, if its K and V stay in L2)."""
+    t, reuse = a.tensor_bytes, _per_head(a, a.tensor_bytes["K"], a.tensor_bytes["V"])
+    return [_read(kernel, name, t[name] * a.group, once=t[name], reuse=reuse) for name in ("K", "V")]
+
+
+def _kv_gradient(kernel: str, a: Attention, name: str) -> list[Stream]:
+    """dK or dV written by every query head; where these share K/V heads, one more kernel adds up each group."""
+    final = a.tensor_bytes[name[1:]]
+    if a.group == 1:
+        return [_write(kernel, name, final)]
+    each, add = f"{name}_per_head", f"{kernel}_group_sum"
+    return [_write(kernel, each, final * a.group), _read(add, each, final * a.group), _write(add, name, final)]
+
+
+def _row_sum_kernel(a: Attention) -> list[Stream]:
+    """D = rowsum(dO * O) in fp32."""
+    t = a.tensor_bytes
+    return [_read("bwd_row_sum", "O", t["O"]), _read("bwd_row_sum", "dO", t["O"]), _write("bwd_row_sum", "D", t["LSE"])]
+
+
+def _visited_inputs(a: Attention, last: str) -> dict[str, tuple[int, int]]:
+    """(columns, element bytes) of what a backward visit reads of a Q block; ``last`` is D or, to compute D from, O."""
+    of_o = (a.head_dim_v, a.dtype_bytes)
+    inputs = {"Q": (a.head_dim, a.dtype_bytes), "dO": of_o, "LSE": (1, FP32_BYTES)}
+    return {**inputs, last: of_o if last == "O" else (1, FP32_BYTES)}
+
+
+def _visits(b: _Blocks, visits: IntArray, inputs: dict[str, tuple[int, int]], reuse: int) -> list[Stream]:
+    """Reads of the Q-side inputs, as often as the backward visits their block."""
+    moved, once = b.visited_rows(visits), b.visited_rows(np.minimum(visits, 1))
+    return [
+        _read("bwd", name, b.head_bytes(moved, *shape), once=b.head_bytes(once, *shape), reuse=reuse)
+        for name, shape in inputs.items()
+    ]
+
+
+def _pairs(a: Attention, element: int) -> int:
+    """Bytes of a tensor with one element a (query, key) pair: S, P, their gradients, the dropout mask."""
+    return a.batch * a.heads_q * a.seqlen_q * a.seqlen_kv * element
+
+
+def _per_head(a: Attention, *tensors: int) -> int:
+    """A query head's share of tensors given by their bytes over all heads, rounded up."""
+    return -(-sum(tensors) // (a.batch * a.heads_q))
+
+
+def _read(kernel: str, tensor: str, moved: int, *, once: int | None = None, reuse: int = 0) -> Stream:
+    return Stream(
+        kernel=kernel,
+        tensor=tensor,
+        write=False,
+        sm_bytes=moved,
+        once_bytes=moved if once is None else once,
+        spilled_bytes=moved,
+        reuse_bytes=reuse,
+    )
+
+
+def _write(kernel: str, tensor: str, moved: int, *, once: int | None = None, reuse: int = 0) -> Stream:
+    return replace(_read(kernel, tensor, moved, once=once, reuse=reuse), write=True)
+
+
+def _traffic(a: Attention, forward: Callable[[], list[Stream]], backward: Callable[[], list[Stream]]) -> Traffic:
+    """The streams of the problem's pass, without those that move nothing."""
+    streams = [*(forward() if a.pass_ != "bwd" else []), *(backward() if a.pass_ != "fwd" else [])]
+    return Traffic(heads=a.batch * a.heads_q, streams=tuple(s for s in streams if s.sm_bytes or s.spilled_bytes))
+
+
+def _by_tensor(streams: Iterable[Stream]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for s in streams:
+        if s.sm_bytes:
+            totals[s.tensor] = totals.get(s.tensor, 0) + s.sm_bytes
+    return totals
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} is {size}; it must be at least 1: change {name}")
-    q_rows = kv_rows = live_rows = 0
-    for start in range(0, attention.seqlen_q, block_q):
-        end = min(start + block_q, attention.seqlen_q)
-        met = max(-(-attention.visible_keys(end - 1) // block_kv), least)
-        q_rows += met * (end - start)
-        kv_rows += min(met * block_kv, attention.seqlen_kv)
-        live_rows += (end - start) if met else 0
-    return _Walk(q_rows=q_rows, kv_rows=kv_rows, live_rows=live_rows)
-
-
-def _per_query_head(attention: Attention) -> dict[str, int]:
-    """Bytes of the tensors with K and V counted once for each query head that reads them."""
-    t = attention.tensor_bytes
-    return {**t, "K": t["K"] * attention.group, "V": t["V"] * attention.group}
-
-
-def _key_gradients(attention: Attention) -> Moves:
-    """dK and dV written once; where heads share K/V, each query head's partial is first written and read back."""
-    whole, partial = attention.tensor_bytes, _per_query_head(attention)
-    moves: Moves = {"dK": (0, whole["K"]), "dV": (0, whole["V"])}
-    if attention.group > 1:
-        moves |= {"dKpart": (partial["K"], partial["K"]), "dVpart": (partial["V"], partial["V"])}
-    return moves
-
-
-def _traffic(attention: Attention, fwd: Moves, bwd: Moves) -> Traffic:
-    """The moves of the problem's pass, tensor by tensor; those that move nothing are left out."""
-    parts = {"fwd": (fwd,), "bwd": (bwd,), "fwd+bwd": (fwd, bwd)}[attention.pass_]
-    total: Moves = {}
-    for moves in parts:
-        for name, (read, written) in moves.items():
-            before = total.get(name, (0, 0))
-            total[name] = (before[0] + read, before[1] + written)
-    by_tensor = {name: moved for name, moved in total.items() if any(moved)}
-    return Traffic(
-        read_bytes=sum(r for r, _ in by_tensor.values()),
-        write_bytes=sum(w for _, w in by_tensor.values()),
-        by_tensor=by_tensor,
-    )

@@ -39,7 +39,21 @@ GROUPS = 8  # cp.async groups a warp may have in flight
 LOOP_DEPTH = 4
 
 #: Why a warp waited, columns of ``Run.stalls``.
-STALLS = ("fma", "alu", "mufu", "tensor", "lsu", "control", "port", "smem", "scoreboard", "cp_async", "barrier", "launch", "latency")
+STALLS = (
+    "fma",
+    "alu",
+    "mufu",
+    "tensor",
+    "lsu",
+    "control",
+    "port",
+    "smem",
+    "scoreboard",
+    "cp_async",
+    "barrier",
+    "launch",
+    "latency",
+)
 STALL_PORT, STALL_SMEM, STALL_SCOREBOARD, STALL_GROUP, STALL_BARRIER, STALL_LAUNCH, STALL_LATENCY = 6, 7, 8, 9, 10, 11, 12
 
 #: Rows of ``Job.latency``.
@@ -92,11 +106,7 @@ class Run:
 
     def differences(self, other: Run) -> list[str]:
         """Names of the fields in which two runs differ; empty when equal."""
-        return [
-            f.name
-            for f in fields(self)
-            if f.compare and not np.array_equal(getattr(self, f.name), getattr(other, f.name))
-        ]
+        return [f.name for f in fields(self) if f.compare and not np.array_equal(getattr(self, f.name), getattr(other, f.name))]
 
 
 Engine = Callable[[Job], Run]
@@ -124,8 +134,16 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
 
 
 def make_job(
-    program: Program, gpu: GPU, *, clock_mhz: float, slots: int, queue: IntArray, miss_ppm: IntArray, active_sms: int,
-    hbm_bytes_per_s: float, record_limit: int = 0,
+    program: Program,
+    gpu: GPU,
+    *,
+    clock_mhz: float,
+    slots: int,
+    queue: IntArray,
+    miss_ppm: IntArray,
+    active_sms: int,
+    hbm_bytes_per_s: float,
+    record_limit: int = 0,
 ) -> Job:
     """Price ``program`` for one SM of ``gpu`` that shares L2 and HBM fairly with ``active_sms`` - 1 others."""
     cycles_per_ns = clock_mhz / 1e3

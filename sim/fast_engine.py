@@ -116,7 +116,9 @@ def _free_at(s: int, bundle: Any, port_free: Any, pipe_free: Any) -> int:
 
 
 @jit
-def _memory(t: int, size: int, tensor: int, sm: int, rate: Any, latency: Any, miss_ppm: Any, missed: Any, free: Any, used: Any) -> int:
+def _memory(
+    t: int, size: int, tensor: int, sm: int, rate: Any, latency: Any, miss_ppm: Any, missed: Any, free: Any, used: Any
+) -> int:
     """Queue ``size`` bytes at L2, and at HBM if L2 does not hold them; returns when they arrive."""
     cost = size * rate[L2_RATE, 0] // rate[L2_RATE, 1]
     start = max(t, free[sm, 1])
@@ -137,8 +139,19 @@ def _memory(t: int, size: int, tensor: int, sm: int, rate: Any, latency: Any, mi
 
 @jit
 def _simulate(
-    code: Any, expressions: Any, tile_args: Any, warp_start: Any, queue: Any, sms: int, slots: int, bundles: Any,
-    latency: Any, rate: Any, miss_ppm: Any, record_limit: int, n_stalls: int,
+    code: Any,
+    expressions: Any,
+    tile_args: Any,
+    warp_start: Any,
+    queue: Any,
+    sms: int,
+    slots: int,
+    bundles: Any,
+    latency: Any,
+    rate: Any,
+    miss_ppm: Any,
+    record_limit: int,
+    n_stalls: int,
 ) -> Any:
     per_cta = warp_start.shape[0]
     warps = sms * slots * per_cta
@@ -382,8 +395,19 @@ def _simulate(
 def run(job: Job) -> Run:
     """Simulate ``job``. Raises RuntimeError on a deadlock: no event is left and CTAs have not ended."""
     last, ctas, busy, used, stalls, issued, records, events = _simulate(
-        job.code, job.expressions, job.tile_args, job.warp_start, job.queue, job.sms, job.slots, job.bundles,
-        job.latency, job.rate, job.miss_ppm, job.record_limit, len(STALLS),
+        job.code,
+        job.expressions,
+        job.tile_args,
+        job.warp_start,
+        job.queue,
+        job.sms,
+        job.slots,
+        job.bundles,
+        job.latency,
+        job.rate,
+        job.miss_ppm,
+        job.record_limit,
+        len(STALLS),
     )
     return Run(
         ticks=int(last), ctas=ctas, busy=busy, shared=used, stalls=stalls, issued=issued, records=records, events=int(events)

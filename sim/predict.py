@@ -143,8 +143,15 @@ def _launch(
     mhz, mark = cap, Clock(mhz=cap, rule="", watts=0.0)
     for _ in range(2):  # memory is in ns and SMs in cycles: the clock moves one against the other, so look twice
         job = make_job(
-            program, gpu, clock_mhz=mhz, slots=fits.ctas_per_sm, queue=order.queue, miss_ppm=traffic.miss_ppm(program),
-            active_sms=active, hbm_bytes_per_s=hbm_rate, record_limit=record_limit,
+            program,
+            gpu,
+            clock_mhz=mhz,
+            slots=fits.ctas_per_sm,
+            queue=order.queue,
+            miss_ppm=traffic.miss_ppm(program),
+            active_sms=active,
+            hbm_bytes_per_s=hbm_rate,
+            record_limit=record_limit,
         )
         run = ENGINES[engine](job)
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
@@ -155,8 +162,16 @@ def _launch(
             break
         mhz = mark.mhz
     return Launch(
-        program=program, occupancy=fits, dispatch=order, job=job, run=run, cycles=cycles, counts=counts, traffic=traffic,
-        clock=mark, bounds=_bounds(program, table, per_tile.sum(axis=0), gpu, mark.mhz, traffic, hbm_rate),
+        program=program,
+        occupancy=fits,
+        dispatch=order,
+        job=job,
+        run=run,
+        cycles=cycles,
+        counts=counts,
+        traffic=traffic,
+        clock=mark,
+        bounds=_bounds(program, table, per_tile.sum(axis=0), gpu, mark.mhz, traffic, hbm_rate),
     )
 
 
@@ -233,13 +248,25 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
     idle = launches[0].dispatch.idle_sms
     peak = peak_flops(gpu, mhz)
     return Result(
-        schedule=schedule.name, gpu=gpu.name, attention=attention, launches=launches, cycles=cycles, ms=ms, clock_mhz=mhz,
+        schedule=schedule.name,
+        gpu=gpu.name,
+        attention=attention,
+        launches=launches,
+        cycles=cycles,
+        ms=ms,
+        clock_mhz=mhz,
         clock_rule="; ".join(dict.fromkeys(x.clock.rule for x in launches)),
-        tflops=attention.flops() / ms / 1e9, tflops_exact=attention.flops("exact") / ms / 1e9,
+        tflops=attention.flops() / ms / 1e9,
+        tflops_exact=attention.flops("exact") / ms / 1e9,
         utilization=attention.flops() / ms * 1e3 / peak,
-        units=units, stalls=stalls, bytes=bytes_, instructions=instructions, bounds=summary,
+        units=units,
+        stalls=stalls,
+        bytes=bytes_,
+        instructions=instructions,
+        bounds=summary,
         limiter="the host's launch path" if host_bound else limiter(units, stalls, launches, gpu, idle),
-        provenance=provenance(gpu), host_bound=host_bound,
+        provenance=provenance(gpu),
+        host_bound=host_bound,
         counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
     )
 
@@ -250,13 +277,23 @@ def peak_flops(gpu: GPU, mhz: float) -> float:
 
 
 UNIT_WORDS = {
-    "fma": "the FMA pipe", "alu": "the ALU pipe", "mufu": "the MUFU (exponentials)", "tensor": "the tensor cores (mma.sync)",
-    "lsu": "the load/store pipe", "port": "the issue port that matrix and vector instructions share",
-    "smem": "the shared-memory port", "l2": "L2 bandwidth", "hbm": "HBM bandwidth",
+    "fma": "the FMA pipe",
+    "alu": "the ALU pipe",
+    "mufu": "the MUFU (exponentials)",
+    "tensor": "the tensor cores (mma.sync)",
+    "lsu": "the load/store pipe",
+    "port": "the issue port that matrix and vector instructions share",
+    "smem": "the shared-memory port",
+    "l2": "L2 bandwidth",
+    "hbm": "HBM bandwidth",
 }
 WAIT_WORDS = {
-    "barrier": "CTA barriers", "scoreboard": "loads in flight", "cp_async": "K/V loads (cp.async)", "latency": "dependent results",
-    "smem": "the shared-memory port", "launch": "CTA launch",
+    "barrier": "CTA barriers",
+    "scoreboard": "loads in flight",
+    "cp_async": "K/V loads (cp.async)",
+    "latency": "dependent results",
+    "smem": "the shared-memory port",
+    "launch": "CTA launch",
 }
 
 
@@ -271,7 +308,9 @@ def limiter(units: dict[str, float], stalls: dict[str, float], launches: tuple[L
     if units[unit] >= 0.8:
         return f"{UNIT_WORDS[unit]}, {100 * units[unit]:.0f} % busy"
     if spread < 0.85 and units[unit] / spread >= 0.8:
-        return f"{UNIT_WORDS[unit]}, {100 * units[unit]:.0f} % busy; the last wave leaves SMs idle ({main.dispatch.waves:.2f} waves)"
+        return (
+            f"{UNIT_WORDS[unit]}, {100 * units[unit]:.0f} % busy; the last wave leaves SMs idle ({main.dispatch.waves:.2f} waves)"
+        )
     wait = max(WAIT_WORDS, key=lambda name: stalls[name])
     return f"latency: {UNIT_WORDS[unit]} is busiest at {100 * units[unit]:.0f} %, warps wait most for {WAIT_WORDS[wait]}"
 
@@ -282,4 +321,3 @@ def provenance(gpu: GPU) -> dict[str, int]:
     for _, number in gpu.numbers():
         kinds[number.kind] += 1
     return kinds
-

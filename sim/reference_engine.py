@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import simpy
+from simpy.events import EventPriority
 
 from ..model.instructions import PIPES, Path
 from ..model.program import IntArray, Opcode
@@ -61,7 +62,7 @@ class _Clock:
     def fire(self, event: simpy.Event, tick: int, key: int) -> simpy.Event:
         """Let ``event`` happen at ``tick``, after every event of a smaller key."""
         event._ok, event._value = True, None
-        self.env.schedule(event, priority=key, delay=tick - self.now)
+        self.env.schedule(event, priority=EventPriority(key), delay=tick - self.now)
         self.events += 1
         return event
 

@@ -59,8 +59,25 @@ def _touch(i: int, older: Any, newer: Any, root: int) -> None:
 
 @jit
 def _replay(
-    code: Any, expressions: Any, tile_args: Any, starts: Any, slots: int, is_write: Any, base: Any, blocks: Any, plane_col: Any,
-    size_base: Any, sizes: Any, owner: Any, older: Any, newer: Any, resident: Any, dirty: Any, state: Any, capacity: int, out: Any,
+    code: Any,
+    expressions: Any,
+    tile_args: Any,
+    starts: Any,
+    slots: int,
+    is_write: Any,
+    base: Any,
+    blocks: Any,
+    plane_col: Any,
+    size_base: Any,
+    sizes: Any,
+    owner: Any,
+    older: Any,
+    newer: Any,
+    resident: Any,
+    dirty: Any,
+    state: Any,
+    capacity: int,
+    out: Any,
 ) -> None:
     root = resident.shape[0]
     n_tiles, roles = tile_args.shape[0], starts.shape[0]
@@ -193,9 +210,25 @@ class Residency:
         for tensor in program.tensors:
             self._inherit(tensor, out)
         _replay(
-            code, program.expression_table, program.tiles.values.astype(np.int64), starts, slots, writes, self.base, self.blocks,
-            planes, self.size_base, self.sizes, self.owner, self.older, self.newer, self.resident, self.dirty, self.state,
-            self.capacity, out,
+            code,
+            program.expression_table,
+            program.tiles.values.astype(np.int64),
+            starts,
+            slots,
+            writes,
+            self.base,
+            self.blocks,
+            planes,
+            self.size_base,
+            self.sizes,
+            self.owner,
+            self.older,
+            self.newer,
+            self.resident,
+            self.dirty,
+            self.state,
+            self.capacity,
+            out,
         )
         return self._traffic(out)
 
@@ -208,7 +241,9 @@ class Residency:
         for other in self.tensors:
             if other.name == tensor.name or other.name.split("@")[0] != storage:
                 continue
-            span = slice(int(self.base[self.number[other.name]]), int(self.base[self.number[other.name]]) + other.blocks * other.heads)
+            span = slice(
+                int(self.base[self.number[other.name]]), int(self.base[self.number[other.name]]) + other.blocks * other.heads
+            )
             held = self.resident[span] > 0
             if not held.any():
                 continue
@@ -220,7 +255,9 @@ class Residency:
                 self._drop(int(i))
             if whole:
                 for block in range(tensor.blocks * tensor.heads):
-                    self._insert(int(self.base[mine]) + block, int(self.sizes[self.size_base[mine] + block % tensor.blocks]), was_dirty)
+                    self._insert(
+                        int(self.base[mine]) + block, int(self.sizes[self.size_base[mine] + block % tensor.blocks]), was_dirty
+                    )
 
     def _drop(self, i: int) -> None:
         _unlink(i, self.older, self.newer)

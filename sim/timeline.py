@@ -84,9 +84,7 @@ class _Row:
     held: tuple[int, ...]
 
 
-def intervals(
-    program: Program, job: Job, run: Run, *, limit: int | None = None, ctas: int | None = None
-) -> list[Interval]:
+def intervals(program: Program, job: Job, run: Run, *, limit: int | None = None, ctas: int | None = None) -> list[Interval]:
     """Statements of each warp, merged row by row, in order of start.
 
     ``limit``: of the first so many records; ``ctas``: of the first so many CTAs to appear in them.
@@ -115,9 +113,20 @@ def intervals(
             held = tuple(sum(rows[row].held[i] for _, _, row in group) for i in range(len(UNITS)))
             out.append(
                 Interval(
-                    name=names[statement], start=first[0], end=last[1], sm=sm, slot=slot, warp=warp,
-                    subpartition=(slot * program.warps + warp) % SUBPARTITIONS, tile=tile, statement=statement,
-                    first_row=first[2], last_row=last[2], trip=trip, instructions=tuple(counts.items()), held=held,
+                    name=names[statement],
+                    start=first[0],
+                    end=last[1],
+                    sm=sm,
+                    slot=slot,
+                    warp=warp,
+                    subpartition=(slot * program.warps + warp) % SUBPARTITIONS,
+                    tile=tile,
+                    statement=statement,
+                    first_row=first[2],
+                    last_row=last[2],
+                    trip=trip,
+                    instructions=tuple(counts.items()),
+                    held=held,
                 )
             )
     return sorted(out, key=lambda x: (x.start, x.sm, x.slot, x.warp, x.end))
@@ -180,9 +189,20 @@ def waits(program: Program, statements: list[Interval]) -> list[Interval]:
             continue
         out.append(
             Interval(
-                name=_wait_name(program, last.last_row, x.first_row), start=last.end, end=x.start, sm=x.sm, slot=x.slot,
-                warp=x.warp, subpartition=x.subpartition, tile=x.tile, statement=-1, first_row=last.last_row + 1,
-                last_row=x.first_row - 1, trip=x.trip, instructions=(), held=(0,) * len(UNITS),
+                name=_wait_name(program, last.last_row, x.first_row),
+                start=last.end,
+                end=x.start,
+                sm=x.sm,
+                slot=x.slot,
+                warp=x.warp,
+                subpartition=x.subpartition,
+                tile=x.tile,
+                statement=-1,
+                first_row=last.last_row + 1,
+                last_row=x.first_row - 1,
+                trip=x.trip,
+                instructions=(),
+                held=(0,) * len(UNITS),
             )
         )
     return out
@@ -212,9 +232,7 @@ def unit_spans(statements: list[Interval]) -> list[UnitSpan]:
     out: list[UnitSpan] = []
     for (sm, quarter, unit), group in sorted(users.items()):
         for start, end, name, share in _sweep(group, unit):
-            out.append(
-                UnitSpan(unit=UNITS[unit], sm=sm, subpartition=quarter, start=start, end=end, name=name, share=share)
-            )
+            out.append(UnitSpan(unit=UNITS[unit], sm=sm, subpartition=quarter, start=start, end=end, name=name, share=share))
     return out
 
 

@@ -80,8 +80,13 @@ def trace(result: Result, *, limit: int = DEFAULT_LIMIT, blocks: int | None = No
     document = {
         "displayTimeUnit": "ns",
         "otherData": {
-            "schedule": result.schedule, "gpu": result.gpu, "attention": result.attention.label,
-            "cycles": result.cycles, "clock_mhz": result.clock_mhz, "clock": result.clock_rule, "notes": notes,
+            "schedule": result.schedule,
+            "gpu": result.gpu,
+            "attention": result.attention.label,
+            "cycles": result.cycles,
+            "clock_mhz": result.clock_mhz,
+            "clock": result.clock_rule,
+            "notes": notes,
         },
         "traceEvents": [*tracks.metadata(), *events],
     }
@@ -111,9 +116,7 @@ def _ctas(launch: Launch, kept: int) -> int:
     return len(set(launch.run.records[:kept, 5].tolist()))
 
 
-def _kernel(
-    launch: Launch, tracks: _Tracks, *, at_ns: float, number: int, limit: int, blocks: int | None
-) -> Iterator[Event]:
+def _kernel(launch: Launch, tracks: _Tracks, *, at_ns: float, number: int, limit: int, blocks: int | None) -> Iterator[Event]:
     program, scale = launch.program, _ns_per_tick(launch)
     statements = intervals(program, launch.job, launch.run, limit=limit, ctas=blocks)
     arrows = flows(program, statements)
@@ -137,8 +140,13 @@ def _kernel(
     for i, flow in enumerate(arrows):
         for phase, x in (("s", flow.producer), ("f", flow.consumer)):
             event = {
-                "ph": phase, "id": number * 10_000_000 + i, "pid": x.sm, "tid": _warp_track(tracks, program, x),
-                "name": flow.buffer, "cat": "flow", "ts": us(x.start),
+                "ph": phase,
+                "id": number * 10_000_000 + i,
+                "pid": x.sm,
+                "tid": _warp_track(tracks, program, x),
+                "name": flow.buffer,
+                "cat": "flow",
+                "ts": us(x.start),
             }
             yield {**event, "bp": "e"} if phase == "f" else event
 

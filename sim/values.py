@@ -57,7 +57,7 @@ class TileState:
         self.program, self.memory, self.tile, self.operand = program, memory, tile, operand
         self.tiles: dict[str, Array] = {}
         self.args: Mapping[str, int] = program.tiles.row(tile)
-        self.loops: dict[str, int] = {}
+        self.loops: Mapping[str, int] = {}
         self.scale = memory.attention.softmax_scale
         self.buffers = {b.name: b for b in program.buffers}
 
@@ -83,7 +83,7 @@ class TileState:
         tile = np.zeros((max(shape[0], buffer.rows), max(shape[1], buffer.cols)), np.float32)
         part = plane[rows, cols]
         tile[: part.shape[0], : part.shape[1]] = part
-        return tile[:, 0] if t.cols == 1 else tile
+        return tile[:, 0] if t.vector else tile
 
     def store(self, tensor: str, block: int, tile: Array) -> None:
         t, plane, rows, cols, _ = self._window(tensor, block)
@@ -125,7 +125,7 @@ def run(
     for program in schedule.lower(gpu, attention):
         execute(program, memory, operand)
     b, h, n = attention.batch, attention.heads_q, attention.seqlen_q
-    out = {"O": memory.arrays["O"].reshape(b, h, n, attention.head_dim_v)}
+    out: dict[str, Array] = {"O": memory.arrays["O"].reshape(b, h, n, attention.head_dim_v)}
     if "LSE" in memory.arrays:
         out["LSE"] = memory.arrays["LSE"].reshape(b, h, n)
     return out

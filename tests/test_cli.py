@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import flashsim.cli as cli
 import pytest
 from click.testing import CliRunner, Result
+
+import flashsim.cli as cli
 from flashsim.model.gpu import GPUS
 from flashsim.model.schedules import SCHEDULES
 

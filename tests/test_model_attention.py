@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from flashsim.model.attention import Attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from flashsim.model.attention import Attention
 
 SIZE = st.integers(1, 40)
 SMALL: dict[str, Any] = {"batch": 2, "heads_q": 4, "seqlen_q": 8, "head_dim": 16}

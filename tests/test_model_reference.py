@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashsim.model.reference import backward, forward, online_softmax, round_bf16, round_fp16
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from flashsim.model.reference import backward, forward, online_softmax, round_bf16, round_fp16
 
 Array = NDArray[Any]
 ROWS = st.integers(1, 13)

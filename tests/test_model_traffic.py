@@ -1,288 +1,451 @@
-"""Closed-form IO against loops that move every tile, its limits, and the FA1 paper's measured shape."""
+"""The closed forms of IO against loops that count block by block, a simulated cache, and what FA1 prints."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from flashsim.model.attention import Attention
-from flashsim.model.traffic import Traffic, fa1_bytes, fa2_bytes, io_lower_bound, standard_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-BLOCK = st.integers(1, 24)
-FORMS = [fa1_bytes, fa2_bytes]
+from flashsim.model.attention import DTYPE_BYTES, PASSES, Attention
+from flashsim.model.traffic import (
+    MASKS,
+    Traffic,
+    fa1_bytes,
+    fa2_bytes,
+    io_lower_bound_elements,
+    paper_block_sizes,
+    standard_bytes,
+)
+
+GB = 1e9
+Ledger = tuple[Counter[str], Counter[str]]
+SIZES = st.integers(1, 30)
+PROBLEMS = st.builds(
+    lambda heads_kv, group, **rest: Attention(batch=2, heads_q=heads_kv * group, heads_kv=heads_kv, **rest),
+    heads_kv=st.integers(1, 2),
+    group=st.integers(1, 3),
+    seqlen_q=SIZES,
+    seqlen_kv=SIZES,
+    head_dim=st.integers(1, 9),
+    head_dim_v=st.integers(1, 9),
+    causal=st.booleans(),
+    dtype=st.sampled_from(sorted(DTYPE_BYTES)),
+    pass_=st.sampled_from(PASSES),
+)
+BLOCKS = st.integers(1, 33)
+#: FA1's example (figure 2): GPT-2 medium on an A100, batch 64, forward and backward.
+GPT2 = Attention(batch=64, heads_q=16, seqlen_q=1024, head_dim=64, dtype="fp16", pass_="fwd+bwd")
+A100_SMS, A100_L2_BYTES = 108, 40 * 2**20
 
 
-class Meter:
-    """Bytes by tensor, added one row range at a time."""
-
-    def __init__(self) -> None:
-        self.moved: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-
-    def read(self, name: str, *sizes: int) -> None:
-        self._move(name, 0, *sizes)
-
-    def write(self, name: str, *sizes: int) -> None:
-        self._move(name, 1, *sizes)
-
-    def _move(self, name: str, way: int, *sizes: int) -> None:
-        amount = 1
-        for size in sizes:
-            amount *= size
-        self.moved[name][way] += amount
-
-    def agrees_with(self, traffic: Traffic) -> None:
-        assert {k: tuple(v) for k, v in self.moved.items() if any(v)} == dict(traffic.by_tensor)
-        assert traffic.read_bytes == sum(v[0] for v in self.moved.values())
-        assert traffic.write_bytes == sum(v[1] for v in self.moved.values())
-        assert traffic.total_bytes == traffic.read_bytes + traffic.write_bytes
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> Attention:
-    heads_kv = draw(st.integers(1, 2))
-    return Attention(
-        batch=draw(st.integers(1, 2)),
-        heads_q=heads_kv * draw(st.integers(1, 3)),
-        heads_kv=heads_kv,
-        seqlen_q=draw(st.integers(1, 30)),
-        seqlen_kv=draw(st.integers(1, 30)),
-        head_dim=draw(st.integers(1, 5)),
-        head_dim_v=draw(st.integers(1, 5)),
-        causal=draw(st.booleans()),
-        dtype=draw(st.sampled_from(["bf16", "fp8", "fp32"])),
-        pass_=draw(st.sampled_from(["fwd", "bwd", "fwd+bwd"])),
-    )
-
-
-def blocks(rows: int, size: int) -> list[range]:
+def ranges(rows: int, size: int) -> list[range]:
     return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def visible(a: Attention, rows: range, keys: range) -> bool:
-    """Whether any query of ``rows`` sees any of ``keys``, pair by pair."""
-    return any(not a.causal or j <= i + a.seqlen_kv - a.seqlen_q for i in rows for j in keys)
+def passes(a: Attention) -> list[str]:
+    return [p for p in PASSES[:2] if p in a.pass_]
 
 
-def key_gradients(a: Attention, m: Meter) -> None:
-    shared = a.heads_q > a.heads_kv
-    for _ in range(a.batch * a.heads_q * shared):
-        for name, cols in (("dKpart", a.head_dim), ("dVpart", a.head_dim_v)):
-            m.write(name, a.seqlen_kv, cols, a.dtype_bytes)
-            m.read(name, a.seqlen_kv, cols, a.dtype_bytes)
-    for _ in range(a.batch * a.heads_kv):
-        m.write("dK", a.seqlen_kv, a.head_dim, a.dtype_bytes)
-        m.write("dV", a.seqlen_kv, a.head_dim_v, a.dtype_bytes)
+def head_visits(a: Attention, block_q: int, block_kv: int) -> Iterator[tuple[range, range]]:
+    """(rows, keys) of each pair of blocks in which some row sees some key, K/V blocks outside."""
+    for keys in ranges(a.seqlen_kv, block_kv):
+        for rows in ranges(a.seqlen_q, block_q):
+            if any(key < a.visible_keys(row) for row in rows for key in keys):
+                yield rows, keys
 
 
-def fa1_loop(a: Attention, m: Meter, block_q: int, block_kv: int, *, back: bool, reuse: bool) -> None:
-    """FA1 algorithms 1 and 4 for every head: a Q block's last outer step is the last that shows it a key."""
-    d, dv, e = a.head_dim, a.head_dim_v, a.dtype_bytes
-    q_blocks, kv_blocks = blocks(a.seqlen_q, block_q), blocks(a.seqlen_kv, block_kv)
+def counted_fa1(a: Attention, block_q: int, block_kv: int, precompute_d: bool) -> Ledger:
+    """Algorithms 2 and 4 walked block by block, for every head."""
+    read, written, e = Counter[str](), Counter[str](), a.dtype_bytes
+    d, dv, q_blocks = a.head_dim, a.head_dim_v, ranges(a.seqlen_q, block_q)
+    pairs = set(head_visits(a, block_q, block_kv)) | {(rows, ranges(a.seqlen_kv, block_kv)[0]) for rows in q_blocks}
+    for p in passes(a):
+        for _ in range(a.batch * a.heads_q):
+            if p == "bwd" and precompute_d:
+                read.update(O=a.seqlen_q * dv * e, dO=a.seqlen_q * dv * e)
+                written.update(D=a.seqlen_q * 4)
+            for keys in ranges(a.seqlen_kv, block_kv):
+                n = len(keys)
+                read.update(K=n * d * e, V=n * dv * e)
+                for rows in (rows for rows in q_blocks if (rows, keys) in pairs):
+                    r = len(rows)
+                    first = keys.start == 0
+                    last = not any(rows == other and later.start > keys.start for other, later in pairs)
+                    read.update(Q=r * d * e)
+                    if p == "fwd":
+                        scratch = {"O_partial": r * dv * 4, "m": r * 4, "l": r * 4}
+                        final = {"O": r * dv * e, "LSE": r * 4}
+                    else:
+                        read.update(dO=r * dv * e, LSE=r * 4)
+                        read.update(D=r * 4) if precompute_d else read.update(O=r * dv * e)
+                        scratch, final = {"dQ_partial": r * d * 4}, {"dQ": r * d * e}
+                    read.update({} if first else scratch)
+                    written.update(final if last else scratch)
+                if p == "bwd":
+                    written.update(kv_gradients(a, n))
+        if p == "bwd":
+            group_sums(a, read, written)
+    return read, written
+
+
+def kv_gradients(a: Attention, keys: int) -> dict[str, int]:
+    suffix = "" if a.heads_q == a.heads_kv else "_per_head"
+    return {f"dK{suffix}": keys * a.head_dim * a.dtype_bytes, f"dV{suffix}": keys * a.head_dim_v * a.dtype_bytes}
+
+
+def group_sums(a: Attention, read: Counter[str], written: Counter[str]) -> None:
+    """Where query heads share a K/V head: read every head's gradient, write every K/V head's."""
+    if a.heads_q > a.heads_kv:
+        for name, size in kv_gradients(a, a.seqlen_kv).items():
+            read[name] += size * a.batch * a.heads_q
+            written[name.removesuffix("_per_head")] += size * a.batch * a.heads_kv
+
+
+def counted_fa2(a: Attention, block_q: int, block_kv: int) -> Ledger:
+    """A CTA a Q block forward, a CTA a K/V block backward; dQ by atomics between two small kernels."""
+    read, written, e = Counter[str](), Counter[str](), a.dtype_bytes
+    d, dv, whole = a.head_dim, a.head_dim_v, a.seqlen_q
+    pairs = list(head_visits(a, block_q, block_kv))
+    for p in passes(a):
+        for _ in range(a.batch * a.heads_q):
+            if p == "fwd":
+                for rows in ranges(a.seqlen_q, block_q):
+                    read.update(Q=len(rows) * d * e)
+                    written.update(O=len(rows) * dv * e, LSE=len(rows) * 4)
+                    for _, keys in (pair for pair in pairs if pair[0] == rows):
+                        read.update(K=len(keys) * d * e, V=len(keys) * dv * e)
+                continue
+            read.update(O=whole * dv * e, dO=whole * dv * e)
+            written.update(D=whole * 4, dQ_sum=whole * d * 4)
+            for keys in ranges(a.seqlen_kv, block_kv):
+                read.update(K=len(keys) * d * e, V=len(keys) * dv * e)
+                for rows, _ in (pair for pair in pairs if pair[1] == keys):
+                    r = len(rows)
+                    read.update(Q=r * d * e, dO=r * dv * e, LSE=r * 4, D=r * 4)
+                    written.update(dQ_sum=r * d * 4)
+                written.update(kv_gradients(a, len(keys)))
+            read.update(dQ_sum=whole * d * 4)
+            written.update(dQ=whole * d * e)
+        if p == "bwd":
+            group_sums(a, read, written)
+    return read, written
+
+
+def counted_standard(a: Attention, tile: int, mask: str, dropout: bool) -> Ledger:
+    """Kernel by kernel and tile by tile; X is rows (q) or keys (kv) wide, pair tensors are rows x keys."""
+    read, written, e = Counter[str](), Counter[str](), a.dtype_bytes
+    q, kv = {"Q": a.head_dim, "dO": a.head_dim_v, "dQ": a.head_dim}, {"K": a.head_dim, "V": a.head_dim_v}
+    q_tiles, kv_tiles = ranges(a.seqlen_q, tile), ranges(a.seqlen_kv, tile)
+    pair = a.seqlen_q * a.seqlen_kv
+
+    def scores(q_name: str, kv_name: str, out: str) -> None:
+        for rows in q_tiles:
+            for keys in kv_tiles:
+                read.update({q_name: len(rows) * q[q_name] * e, kv_name: len(keys) * kv[kv_name] * e})
+                written.update({out: len(rows) * len(keys) * e})
+
+    def over_keys(pairs: str, kv_name: str, out: str, columns: int) -> None:
+        for rows in q_tiles:
+            for keys in kv_tiles:
+                read.update({pairs: len(rows) * len(keys) * e, kv_name: len(keys) * kv[kv_name] * e})
+            written.update({out: len(rows) * columns * e})
+
+    def over_rows(pairs: str, q_name: str, kv_name: str) -> None:
+        suffix = "" if a.heads_q == a.heads_kv else "_per_head"
+        for keys in kv_tiles:
+            for rows in q_tiles:
+                read.update({pairs: len(rows) * len(keys) * e, q_name: len(rows) * q[q_name] * e})
+            written.update({f"d{kv_name}{suffix}": len(keys) * kv[kv_name] * e})
+
+    for p in passes(a):
+        for _ in range(a.batch * a.heads_q):
+            if p == "fwd":
+                scores("Q", "K", "S")
+                if mask != "none":
+                    read.update(S=pair * e)
+                    written.update(S=pair * e)
+                read.update(S=pair * e)
+                written.update(P=pair * e)
+                if dropout:
+                    read.update(P=pair * e)
+                    written.update(P=pair * e, keep=pair)
+                over_keys("P", "V", "O", a.head_dim_v)
+            else:
+                over_rows("P", "dO", "V")
+                scores("dO", "V", "dP")
+                if dropout:
+                    read.update(dP=pair * e, keep=pair)
+                    written.update(dP=pair * e)
+                read.update(P=pair * e, dP=pair * e)
+                written.update(dS=pair * e)
+                if mask == "fill":
+                    read.update(dS=pair * e)
+                    written.update(dS=pair * e)
+                over_keys("dS", "K", "dQ", a.head_dim)
+                over_rows("dS", "Q", "K")
+        if p == "bwd":
+            group_sums(a, read, written)
+    return read, written
+
+
+def ledger(t: Traffic) -> tuple[dict[str, int], dict[str, int]]:
+    return t.reads, t.writes
+
+
+def nonzero(counted: Ledger) -> tuple[dict[str, int], dict[str, int]]:
+    return {k: v for k, v in counted[0].items() if v}, {k: v for k, v in counted[1].items() if v}
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROBLEMS, BLOCKS, BLOCKS, st.booleans())
+def test_fa1_is_what_its_loops_move(a: Attention, block_q: int, block_kv: int, precompute_d: bool) -> None:
+    closed = fa1_bytes(a, block_q=block_q, block_kv=block_kv, precompute_d=precompute_d)
+    assert ledger(closed) == nonzero(counted_fa1(a, block_q, block_kv, precompute_d))
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROBLEMS, BLOCKS, BLOCKS)
+def test_fa2_is_what_its_loops_move(a: Attention, block_q: int, block_kv: int) -> None:
+    assert ledger(fa2_bytes(a, block_q=block_q, block_kv=block_kv)) == nonzero(counted_fa2(a, block_q, block_kv))
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROBLEMS, BLOCKS, st.sampled_from(MASKS), st.booleans())
+def test_standard_is_what_its_kernels_move(a: Attention, tile: int, mask: str, dropout: bool) -> None:
+    a = replace(a, causal=a.causal and mask != "none")
+    closed = standard_bytes(a, tile=tile, mask=mask, dropout=dropout)
+    assert ledger(closed) == nonzero(counted_standard(a, tile, mask, dropout))
+
+
+def test_standard_masks_where_the_problem_is_causal() -> None:
+    causal = replace(GPT2, causal=True)
+    assert standard_bytes(causal) == standard_bytes(causal, mask="add")
+    assert standard_bytes(GPT2) == standard_bytes(GPT2, mask="none")
+    assert standard_bytes(causal).total_bytes == standard_bytes(GPT2, mask="add").total_bytes  # nothing is skipped
+
+
+def test_a_forward_counted_by_hand() -> None:
+    """One head, 4 x 4, d = 2, K/V blocks of 2: Q twice, K and V once, O out in fp32, back, out in fp16."""
+    a = Attention(batch=1, heads_q=1, seqlen_q=4, head_dim=2, dtype="fp16")
+    t = fa1_bytes(a, block_q=4, block_kv=2)
+    assert t.reads == {"K": 16, "V": 16, "Q": 32, "O_partial": 32, "m": 16, "l": 16}
+    assert t.writes == {"O_partial": 32, "m": 16, "l": 16, "O": 16, "LSE": 16}
+    assert (t.read_bytes, t.write_bytes, t.total_bytes) == (128, 96, 224)
+
+
+@given(PROBLEMS)
+def test_one_block_moves_only_what_it_must(a: Attention) -> None:
+    """A block that holds the whole sequence: FA1 and FA2 forward read and write each tensor once a query head."""
+    a = replace(a, pass_="fwd", heads_kv=a.heads_q)
+    for t in (f(a, block_q=30, block_kv=30) for f in (fa1_bytes, fa2_bytes)):
+        assert t.write_bytes == a.compulsory_write_bytes
+        blind = a.causal and a.seqlen_q > a.seqlen_kv
+        assert t.read_bytes == a.compulsory_read_bytes or blind
+
+
+@settings(max_examples=80, deadline=None)
+@given(PROBLEMS, BLOCKS, BLOCKS)
+def test_both_passes_move_the_sum_of_each(a: Attention, block_q: int, block_kv: int) -> None:
+    for count in (
+        lambda x: fa1_bytes(x, block_q=block_q, block_kv=block_kv),
+        lambda x: fa2_bytes(x, block_q=block_q, block_kv=block_kv),
+        lambda x: standard_bytes(x, dropout=True),
+    ):
+        fwd, bwd, both = (count(replace(a, pass_=p)) for p in PASSES)
+        assert both.streams == fwd.streams + bwd.streams
+
+
+class Cache:
+    """A write-back LRU of ``size`` bytes before HBM, block by block; a write takes its line without a fetch."""
+
+    def __init__(self, size: float) -> None:
+        self.size, self.lines, self.read, self.written = size, OrderedDict[Any, tuple[int, bool]](), 0, 0
+
+    def touch(self, line: Any, size: int, write: bool = False) -> None:
+        dirty = self.lines.pop(line, (0, False))[1] if line in self.lines else None
+        self.read += size if dirty is None and not write else 0
+        self.lines[line] = (size, write or bool(dirty))
+        while sum(s for s, _ in self.lines.values()) > self.size:
+            self.evict()
+
+    def evict(self) -> None:
+        _, (size, dirty) = self.lines.popitem(last=False)
+        self.written += size if dirty else 0
+
+    def flush(self) -> tuple[int, int]:
+        while self.lines:
+            self.evict()
+        return self.read, self.written
+
+
+def walk_fa1(a: Attention, block: int, cache: Cache) -> None:
     for head in range(a.batch * a.heads_q):
-        for j, keys in enumerate(kv_blocks):
-            if not reuse or head % (a.heads_q // a.heads_kv) == 0:
-                m.read("K", len(keys), d, e)
-                m.read("V", len(keys), dv, e)
-            for rows in q_blocks:
-                if j > 0 and not visible(a, rows, keys):
-                    continue
-                last = not any(visible(a, rows, later) for later in kv_blocks[j + 1 :])
-                n = len(rows)
-                m.read("Q", n, d, e)
-                if back:
-                    m.read("O", n, dv, e)
-                    m.read("dO", n, dv, e)
-                    m.read("LSE", n, 4)
-                scratch = {"dQtmp": d} if back else {"Otmp": dv, "m": 1, "l": 1}
-                for name, cols in scratch.items():
-                    if j > 0:
-                        m.read(name, n, cols, 4)
-                    if not last:
-                        m.write(name, n, cols, 4)
-                if last and back:
-                    m.write("dQ", n, d, e)
-                elif last:
-                    m.write("O", n, dv, e)
-                    m.write("LSE", n, 4)
-    if back:
-        key_gradients(a, m)
+        pairs = list(head_visits(a, block, block))
+        for rows, keys in pairs:
+            r, k, d, e = len(rows), len(keys), a.head_dim, a.dtype_bytes
+            if rows.start == 0:
+                cache.touch(("K", head, keys), k * d * e)
+                cache.touch(("V", head, keys), k * d * e)
+            cache.touch(("Q", head, rows), r * d * e)
+            scratch = [("O_partial", r * d * 4), ("m", r * 4), ("l", r * 4)]
+            last = keys.stop == a.seqlen_kv
+            for name, size in scratch if keys.start else []:
+                cache.touch((name, head, rows), size)
+            for name, size in [("O", r * d * e), ("LSE", r * 4)] if last else scratch:
+                cache.touch((name, head, rows), size, write=True)
 
 
-def fa2_forward_loop(a: Attention, m: Meter, block_q: int, block_kv: int) -> None:
-    for _ in range(a.batch * a.heads_q):
-        for rows in blocks(a.seqlen_q, block_q):
-            seen = [keys for keys in blocks(a.seqlen_kv, block_kv) if visible(a, rows, keys)]
-            if seen:
-                m.read("Q", len(rows), a.head_dim, a.dtype_bytes)
-            for keys in seen:
-                m.read("K", len(keys), a.head_dim, a.dtype_bytes)
-                m.read("V", len(keys), a.head_dim_v, a.dtype_bytes)
-            m.write("O", len(rows), a.head_dim_v, a.dtype_bytes)
-            m.write("LSE", len(rows), 4)
+def walk_fa2(a: Attention, block: int, cache: Cache) -> None:
+    for head in range(a.batch * a.heads_q):
+        for rows in ranges(a.seqlen_q, block):
+            cache.touch(("Q", head, rows), len(rows) * a.head_dim * a.dtype_bytes)
+            for keys in ranges(a.seqlen_kv, block):
+                for name in "KV":
+                    cache.touch((name, head // a.group, keys), len(keys) * a.head_dim * a.dtype_bytes)
+            cache.touch(("O", head, rows), len(rows) * a.head_dim * a.dtype_bytes, write=True)
+            cache.touch(("LSE", head, rows), len(rows) * 4, write=True)
 
 
-def fa2_backward_loop(a: Attention, m: Meter, block_q: int, block_kv: int) -> None:
-    d, dv, e = a.head_dim, a.head_dim_v, a.dtype_bytes
-    for _ in range(a.batch * a.heads_q):
-        for rows in blocks(a.seqlen_q, block_q):  # preprocess, and the conversion of dQ afterwards
-            n = len(rows)
-            m.read("O", n, dv, e)
-            m.read("dO", n, dv, e)
-            m.write("D", n, 4)
-            m.write("dQsum", n, d, 4)
-            m.read("dQsum", n, d, 4)
-            m.write("dQ", n, d, e)
-        for keys in blocks(a.seqlen_kv, block_kv):
-            m.read("K", len(keys), d, e)
-            m.read("V", len(keys), dv, e)
-            for rows in blocks(a.seqlen_q, block_q):
-                if visible(a, rows, keys):
-                    m.read("Q", len(rows), d, e)
-                    m.read("dO", len(rows), dv, e)
-                    m.read("LSE", len(rows), 4)
-                    m.read("D", len(rows), 4)
-                    m.write("dQsum", len(rows), d, 4)
-    key_gradients(a, m)
+@pytest.mark.parametrize(("walk", "count"), [(walk_fa1, fa1_bytes), (walk_fa2, fa2_bytes)])
+@pytest.mark.parametrize("seqlen", [64, 61])
+def test_hbm_bytes_are_those_of_a_real_cache(
+    walk: Callable[[Attention, int, Cache], None], count: Callable[..., Traffic], seqlen: int
+) -> None:
+    """Heads in turn behind an LRU: with room for a head's reuse a byte crosses once; with half of it, none stays."""
+    a = Attention(batch=1, heads_q=3, seqlen_q=seqlen, head_dim=16, dtype="fp16")
+    t = count(a, block_q=8, block_kv=8)
+    reuse = max(s.reuse_bytes for s in t.streams)
+    for room, l2_bytes in ((2 * reuse, reuse), (reuse / 2, reuse - 1), (0, 0)):
+        cache = Cache(room)
+        walk(a, 8, cache)
+        hbm = t.at_hbm(l2_bytes=l2_bytes, live_heads=1)
+        assert (hbm.read_bytes, hbm.write_bytes) == cache.flush()
 
 
-def standard_loop(a: Attention, m: Meter, *, back: bool, mask: bool, dropout: bool) -> None:
-    """Kernel by kernel: (reads, writes). dV and dK are left to ``key_gradients``; a dropout mask is bytes."""
-    s = a.seqlen_q * a.seqlen_kv
-    size = {
-        "Q": a.seqlen_q * a.head_dim, "K": a.seqlen_kv * a.head_dim, "V": a.seqlen_kv * a.head_dim_v,
-        "O": a.seqlen_q * a.head_dim_v, "S": s, "P": s, "dropout": s,
-    }  # fmt: skip
-    kernels = [("Q K", "S"), ("S", "S"), ("S", "P"), ("P", "P dropout"), ("P V", "O")]
-    wanted = [True, mask, True, dropout, True]
-    if back:
-        kernels = [
-            ("P dO", ""), ("dO V", "dP"), ("dP dropout", "dP"), ("P dP", "dS"), ("dS", "dS"),
-            ("dS K", "dQ"), ("dS Q", ""),
-        ]  # fmt: skip
-        wanted = [True, True, dropout, True, mask, True, True]
-    for _ in range(a.batch * a.heads_q):
-        for (reads, writes), runs in zip(kernels, wanted, strict=True):
-            for names, move in ((reads, m.read), (writes, m.write)):
-                for name in names.split() if runs else ():
-                    drop = name == "dropout"
-                    move(name, size[name if drop else name.removeprefix("d")], 1 if drop else a.dtype_bytes)
-    if back:
-        key_gradients(a, m)
+@settings(max_examples=80, deadline=None)
+@given(PROBLEMS, BLOCKS, BLOCKS, st.integers(1, 8))
+def test_a_larger_l2_never_moves_more(a: Attention, block_q: int, block_kv: int, live: int) -> None:
+    for t in (
+        standard_bytes(a, tile=block_q),
+        fa1_bytes(a, block_q=block_q, block_kv=block_kv),
+        fa2_bytes(a, block_q=block_q, block_kv=block_kv),
+    ):
+        moved = [t.at_hbm(l2_bytes=size, live_heads=live).total_bytes for size in (0, 100, 1000, 10_000, 1e12)]
+        assert moved == sorted(moved, reverse=True)
+        fewer = t.at_hbm(l2_bytes=1000, live_heads=1).total_bytes
+        assert fewer <= t.at_hbm(l2_bytes=1000, live_heads=live).total_bytes <= t.at_hbm(l2_bytes=1000).total_bytes
+        settled = t.at_hbm(l2_bytes=1000)
+        assert settled.at_hbm(l2_bytes=0) == settled
 
 
-@given(problems(), BLOCK, BLOCK, st.booleans())
-@settings(max_examples=250, deadline=None)
-def test_fa1_is_the_loop_of_its_algorithms(a: Attention, block_q: int, block_kv: int, reuse: bool) -> None:
-    m = Meter()
-    for name in a.pass_.split("+"):
-        fa1_loop(a, m, block_q, block_kv, back=name == "bwd", reuse=reuse)
-    m.agrees_with(fa1_bytes(a, block_q=block_q, block_kv=block_kv, reuse=reuse))
+@given(PROBLEMS, BLOCKS, BLOCKS)
+def test_fa2_forward_behind_a_large_l2_is_compulsory(a: Attention, block_q: int, block_kv: int) -> None:
+    a = replace(a, pass_="fwd", causal=False)
+    hbm = fa2_bytes(a, block_q=block_q, block_kv=block_kv).at_hbm(l2_bytes=1e12)
+    assert (hbm.read_bytes, hbm.write_bytes) == (a.compulsory_read_bytes, a.compulsory_write_bytes)
 
 
-@given(problems(), BLOCK, BLOCK)
-@settings(max_examples=250, deadline=None)
-def test_fa2_is_the_loop_of_its_algorithms(a: Attention, block_q: int, block_kv: int) -> None:
-    m = Meter()
-    for name in a.pass_.split("+"):
-        (fa2_backward_loop if name == "bwd" else fa2_forward_loop)(a, m, block_q, block_kv)
-    m.agrees_with(fa2_bytes(a, block_q=block_q, block_kv=block_kv))
+def test_hbm_counts_what_atomics_fetch() -> None:
+    """An atomic add to a line that left L2 costs HBM a read and a write, but the SM asked for one transfer."""
+    a = Attention(batch=1, heads_q=1, seqlen_q=64, head_dim=8, pass_="bwd")
+    t = fa2_bytes(a, block_q=16, block_kv=16)
+    added = 4 * 64 * 8 * 4  # four K/V blocks add to every row
+    assert t.writes["dQ_sum"] == 64 * 8 * 4 + added
+    assert t.reads["dQ_sum"] == 64 * 8 * 4
+    spilled = t.at_hbm(l2_bytes=0)
+    assert (spilled.reads["dQ_sum"], spilled.writes["dQ_sum"]) == (64 * 8 * 4 + added, 64 * 8 * 4 + added)
 
 
-@given(problems(), st.booleans(), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_standard_is_the_sum_of_its_kernels(a: Attention, mask: bool, dropout: bool) -> None:
-    m = Meter()
-    for name in a.pass_.split("+"):
-        standard_loop(a, m, back=name == "bwd", mask=mask, dropout=dropout)
-    m.agrees_with(standard_bytes(a, mask_pass=mask, dropout_pass=dropout))
+def test_figure_2_of_fa1_standard() -> None:
+    """40.3 GB measured: softmax, an additive mask and dropout as separate kernels, GEMM tiles re-read from L2."""
+    hbm = standard_bytes(GPT2, mask="add", dropout=True).at_hbm(l2_bytes=A100_L2_BYTES, live_heads=8)
+    assert hbm.total_bytes / GB == pytest.approx(40.3, rel=0.01)
 
 
-@given(problems(), BLOCK, BLOCK)
-@settings(max_examples=150, deadline=None)
-def test_reuse_brings_fa2_down_to_the_compulsory_bytes(a: Attention, block_q: int, block_kv: int) -> None:
-    """But for Q blocks that see no key; backward adds D, a second dO, dQ's fp32 sums and heads' partials."""
-    traffic = fa2_bytes(a, block_q=block_q, block_kv=block_kv, reuse=True)
-    rows, e = a.batch * a.heads_q * a.seqlen_q, a.dtype_bytes
-    keys = range(a.seqlen_kv)
-    blind = sum(len(r) for r in blocks(a.seqlen_q, block_q) if not visible(a, r, keys)) * a.batch * a.heads_q
-    read, written = a.compulsory_read_bytes, a.compulsory_write_bytes
-    if "fwd" in a.pass_:
-        read -= blind * a.head_dim * e
-    if "bwd" in a.pass_:
-        fetched = a.head_dim * e + a.head_dim_v * e + 4 + 4 + a.head_dim * 4  # Q, dO, LSE, D and dQ's sums of a row
-        read += rows * (a.head_dim_v * e + 4 + 2 * a.head_dim * 4) - blind * fetched
-        written += rows * (4 + 2 * a.head_dim * 4) - blind * a.head_dim * 4
-    partials = [sum(traffic.by_tensor.get(name, (0, 0))[way] for name in ("dKpart", "dVpart")) for way in (0, 1)]
-    assert (traffic.read_bytes - partials[0], traffic.write_bytes - partials[1]) == (read, written)
+def test_figure_2_of_fa1_flash() -> None:
+    """4.4 GB measured lies between none and all of a head's rows staying in L2 (blocks of 256 keys, an SM a head)."""
+    t = fa1_bytes(GPT2, block_q=16, block_kv=256)
+    behind = [t.at_hbm(l2_bytes=size).total_bytes / GB for size in (1e12, 0)]
+    assert behind[0] < 4.4 < behind[1]
+    forward, backward = (max(s.reuse_bytes for s in t.streams if s.kernel == p) * A100_SMS for p in ("fwd", "bwd"))
+    assert forward == pytest.approx(A100_L2_BYTES, rel=0.05)  # on the edge: 108 heads come back to as much as L2 holds
+    assert backward > 1.3 * A100_L2_BYTES
+    fwd, bwd = (fa1_bytes(replace(GPT2, pass_=p), block_q=16, block_kv=256) for p in PASSES[:2])
+    mixed = fwd.at_hbm(l2_bytes=1e12).total_bytes + bwd.at_hbm(l2_bytes=0).total_bytes
+    assert mixed / GB == pytest.approx(4.4, rel=0.03)
 
 
-@given(problems(), BLOCK)
-@settings(max_examples=150, deadline=None)
-def test_fa1_with_all_keys_in_one_block_moves_the_compulsory_bytes(a: Attention, block_q: int) -> None:
-    traffic = fa1_bytes(a, block_q=block_q, block_kv=a.seqlen_kv, reuse=True)
-    partials = sum(sum(traffic.by_tensor.get(name, (0, 0))) for name in ("dKpart", "dVpart"))
-    assert traffic.total_bytes - partials == a.compulsory_read_bytes + a.compulsory_write_bytes
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_fa1_moves_less_with_larger_blocks(pass_: str, causal: bool) -> None:
+    """Figure 2, middle: bytes fall as the block grows, about as 1 / block while blocks are small."""
+    a = replace(GPT2, pass_=pass_, causal=causal)
+    moved = [fa1_bytes(a, block_q=16, block_kv=size).total_bytes for size in (16, 32, 64, 128, 256, 512, 1024)]
+    assert all(larger < smaller for smaller, larger in pairwise(moved))
+    assert moved[1] == pytest.approx(moved[0] / 2, rel=0.05)
 
 
-@given(problems(), BLOCK, BLOCK, BLOCK)
-@settings(max_examples=150, deadline=None)
-def test_fa1_bytes_never_rise_with_block_kv(a: Attention, block_q: int, one: int, other: int) -> None:
-    small, large = sorted((one, other))
-    fewer = fa1_bytes(a, block_q=block_q, block_kv=large).total_bytes
-    assert fewer <= fa1_bytes(a, block_q=block_q, block_kv=small).total_bytes
+def test_fa1_follows_its_theorem() -> None:
+    """With the paper's block sizes, elements over N^2 d^2 / M stay within constants while N, d and M vary."""
+    ratios = []
+    for n in (2048, 8192, 32768):
+        for d in (32, 64, 128):
+            for m in (8 * 1024, 32 * 1024, 96 * 1024):
+                block_q, block_kv = paper_block_sizes(m, d)
+                a = Attention(batch=1, heads_q=1, seqlen_q=n, head_dim=d, dtype="fp32")
+                elements = fa1_bytes(a, block_q=block_q, block_kv=block_kv).total_bytes / 4
+                if m < n * d / 8:
+                    ratios.append(elements / io_lower_bound_elements(n, d, m))
+    assert len(ratios) > 15
+    assert min(ratios) > 8  # an outer step moves Q, O in and O out: 3 N d, and N / (M / 4 d) of them: 12 N^2 d^2 / M
+    assert max(ratios) < 16
 
 
-@given(problems(), BLOCK, BLOCK)
-@settings(max_examples=100, deadline=None)
-def test_passes_add_up(a: Attention, block_q: int, block_kv: int) -> None:
-    fwd, bwd, both = (Attention(**{**vars(a), "pass_": p}) for p in ("fwd", "bwd", "fwd+bwd"))
-    for form in FORMS:
-        total = [form(x, block_q=block_q, block_kv=block_kv).total_bytes for x in (fwd, bwd, both)]
-        assert total[0] + total[1] == total[2]
+def test_standard_follows_n_squared() -> None:
+    """S and P dominate: four passes over N^2 elements forward, whatever d, and no memory size helps."""
+    for n in (4096, 16384):
+        for d in (64, 128):
+            a = Attention(batch=1, heads_q=1, seqlen_q=n, head_dim=d)
+            hbm = standard_bytes(a).at_hbm(l2_bytes=1e12).total_bytes / 2
+            assert hbm == 4 * n * n + 4 * n * d
 
 
-def test_gpt2_medium_against_the_fa1_paper() -> None:
-    """FA1 paper, figure 2 left: 40.3 GB standard and 4.4 GB FlashAttention measured, fwd+bwd. Nothing is fitted.
-
-    Standard lies between its forms without and with mask and dropout kernels. FA1's 256-key blocks request 6.5 GB,
-    more than measured; the compulsory bytes are less.
-    """
-    a = Attention(batch=64, heads_q=16, seqlen_q=1024, head_dim=64, dtype="fp16", pass_="fwd+bwd")
-    gb = {
-        (mask, drop): round(standard_bytes(a, mask_pass=mask, dropout_pass=drop).total_bytes / 1e9, 2)
-        for mask in (False, True)
-        for drop in (False, True)
-    }
-    assert gb == {(False, False): 25.23, (True, False): 33.82, (False, True): 35.97, (True, True): 44.56}
-    requested = fa1_bytes(a, block_q=16, block_kv=256).total_bytes / 1e9
-    assert requested == pytest.approx(6.51, abs=0.005)
-    assert (a.compulsory_read_bytes + a.compulsory_write_bytes) / 1e9 < 4.4 < requested
+def test_paper_block_sizes() -> None:
+    assert paper_block_sizes(48 * 1024, 64) == (64, 192)
+    assert paper_block_sizes(1000, 64) == (4, 4)
+    assert io_lower_bound_elements(1024, 64, 4096) == 1024 * 1024
 
 
-def test_io_lower_bound_falls_with_memory_and_refuses_what_it_does_not_cover() -> None:
-    assert io_lower_bound(1024, 64, 64 * 64) == 1024**2
-    assert io_lower_bound(1024, 64, 8192) == io_lower_bound(1024, 64, 4096) / 2
-    for m in (63, 64 * 1024 + 1):
-        sentence = f"m is {m} elements; the bound holds from d = 64 to n d = 65536: change m"
-        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-            io_lower_bound(1024, 64, m)
-    with pytest.raises(ValueError, match=r"^n is 0; it must be at least 1: change n$"):
-        io_lower_bound(0, 64, 64)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["block_q", "block_kv"])
-def test_blocks_below_one_are_refused(form: Any, name: str) -> None:
-    a = Attention(batch=1, heads_q=1, seqlen_q=4, head_dim=2)
-    with pytest.raises(ValueError, match=f"^{name} is 0; it must be at least 1: change {name}$"):
-        form(a, **{"block_q": 2, "block_kv": 2, name: 0})
-
-
-def test_traffic_that_does_not_add_up_is_refused() -> None:
-    sentence = "read_bytes, write_bytes are (1, 2) and by_tensor adds up to (1, 3); they must be equal: change either"
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: fa1_bytes(GPT2, block_q=0, block_kv=64), "block_q is 0; it must be at least 1: change block_q"),
+        (lambda: fa2_bytes(GPT2, block_q=64, block_kv=-1), "block_kv is -1; it must be at least 1: change block_kv"),
+        (lambda: standard_bytes(GPT2, tile=0), "tile is 0; it must be at least 1: change tile"),
+        (lambda: standard_bytes(GPT2, mask="rows"), "mask is 'rows'; it must be one of none, add, fill: change mask"),
+        (
+            lambda: standard_bytes(replace(GPT2, causal=True), mask="none"),
+            "mask is 'none' and the problem is causal; it must be add or fill: change mask or causal",
+        ),
+        (lambda: standard_bytes(GPT2).at_hbm(l2_bytes=-1), "l2_bytes is -1; it must be zero or more: change l2_bytes"),
+        (
+            lambda: standard_bytes(GPT2).at_hbm(l2_bytes=1, live_heads=0),
+            "live_heads is 0; it must be at least 1: change live_heads",
+        ),
+        (lambda: paper_block_sizes(0, 64), "sram_elements is 0; it must be at least 1: change sram_elements"),
+        (
+            lambda: io_lower_bound_elements(16, 64, 32),
+            "m is 32; the bound holds from d = 64 to n * d = 1024 elements: change m",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_in_a_sentence(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        Traffic(read_bytes=1, write_bytes=2, by_tensor={"O": (1, 3)})
+        call()

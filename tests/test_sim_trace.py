@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule

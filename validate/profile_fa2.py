@@ -70,9 +70,21 @@ def run_shapes() -> None:
 def main(out: str) -> None:
     """Profile all shapes and write ``out``. Raises CalledProcessError with the profiler's words if it cannot read counters."""
     command = [
-        "ncu", "--clock-control", "none", "--csv", "--page", "raw", "--kernel-name", "regex:flash_fwd",
-        "--metrics", ",".join(METRICS.values()), "--launch-count", str(len(SHAPES)),
-        sys.executable, __file__, "--shapes",
+        "ncu",
+        "--clock-control",
+        "none",
+        "--csv",
+        "--page",
+        "raw",
+        "--kernel-name",
+        "regex:flash_fwd",
+        "--metrics",
+        ",".join(METRICS.values()),
+        "--launch-count",
+        str(len(SHAPES)),
+        sys.executable,
+        __file__,
+        "--shapes",
     ]
     report = subprocess.run(command, capture_output=True, text=True)
     if report.returncode:

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..profiles import TYPICAL_OVERHEAD
+from ..profiles import TYPICAL, TYPICAL_OVERHEAD
 from ..program import Index, Program, Tensor, Tiles
 from ..schedule import Builder
-from .fa2 import check_forward
+from .fa2 import check_counts, check_forward
 from .grid import ceil_div, planes, qkv_tensors
 
 #: head_dim -> block_kv of the first released kernel (block_q is 16, four warps).
@@ -63,6 +63,7 @@ class FA1:
             )
         b = Builder(name="fa1_fwd", warps=self.warps, registers=self.registers)
         _buffers(b, attention.dtype_bytes, block_q, block_kv, d, self.warps)
+        check_counts("fa1", self.counts, ("typical", "ideal"))
         overhead = TYPICAL_OVERHEAD if self.counts == "typical" else None
         passes = {"first": Index(const=1), "later": Index(arg="n_kv", const=-1)}
         for phase, trips in passes.items():
@@ -79,13 +80,25 @@ class FA1:
         rows = {"Otmp": attention.head_dim_v, "m": 1, "l": 1}
         scratch = tuple(
             Tensor(
-                name=name, heads=tensors["Q"].heads, rows=attention.seqlen_q, cols=cols, bytes_per_element=4,
-                block_rows=block_q, head_arg="plane_q",
+                name=name,
+                heads=tensors["Q"].heads,
+                rows=attention.seqlen_q,
+                cols=cols,
+                bytes_per_element=4,
+                block_rows=block_q,
+                head_arg="plane_q",
+                vector=cols == 1 and name != "Otmp",
             )
             for name, cols in rows.items()
         )
         used = tuple(t for t in scratch if t.name in b.tensors)
-        return (b.build(tensors=(*tensors.values(), *used), tiles=_grid(attention, block_q, block_kv), profile=self.counts),)
+        return (
+            b.build(
+                tensors=(*tensors.values(), *used),
+                tiles=_grid(attention, block_q, block_kv),
+                profile=TYPICAL if overhead else "ideal",
+            ),
+        )
 
     def _step(self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int, d: int) -> None:
         """One Q block against the resident K/V block."""
@@ -153,9 +166,7 @@ def _sees(attention: Attention, shift: int, block_q: int, block_kv: int, ahead: 
 
 def _negated(index: Index) -> Index:
     """>= 0 exactly where ``index`` is negative."""
-    return replace(
-        index, const=-index.const - 1, arg_coef=-index.arg_coef, coef=-index.coef, outer_coef=-index.outer_coef
-    )
+    return replace(index, const=-index.const - 1, arg_coef=-index.arg_coef, coef=-index.coef, outer_coef=-index.outer_coef)
 
 
 def _final(b: Builder) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..profiles import loop_counts
+from ..profiles import TYPICAL, TYPICAL_OVERHEAD, loop_counts
 from ..program import Index, Program, Tiles
 from ..schedule import Builder
 from .grid import ceil_div, kv_blocks, planes, qkv_tensors
@@ -31,8 +31,11 @@ TILE_256_SM90 = (64, 64, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class FA2:
-    """Switches: the tile (``block_q`` x ``block_kv``, None: the released table), ``warps``, and whose instruction counts to
-    use: ``counts="binary"`` takes the compiled kernel's where known, ``"ideal"`` the algorithm's own."""
+    """Switches: the tile (``block_q`` x ``block_kv``, None: the released table), ``warps``, and whose instruction counts to use.
+
+    ``counts="binary"`` takes the compiled kernel's counts, or a compiler's usual overhead for tiles that were not read;
+    ``"ideal"`` takes the algorithm's own.
+    """
 
     block_q: int | None = None
     block_kv: int | None = None
@@ -56,6 +59,7 @@ class FA2:
 
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         check_forward("fa2", attention)
+        check_counts("fa2", self.counts, ("binary", "ideal"))
         block_q, block_kv, warps, d = self.tile(gpu, attention)
         if block_q % (16 * warps) or block_kv % 16:
             raise ValueError(
@@ -77,14 +81,15 @@ class FA2:
         self._prologue(b, block_q, d)
         for phase, (trips, last) in {"masked": ("n_masked", "n_blocks"), "full": ("n_full", "n_full")}.items():
             counts = profile.per_block if profile else None
-            with b.loop("i", Index(arg=trips), counts=counts):
+            overhead = TYPICAL_OVERHEAD if self.counts == "binary" else None
+            with b.loop("i", Index(arg=trips), counts=counts, overhead=overhead):
                 self._block(b, Index(arg=last, const=-1, loop="i", coef=-1), masked=phase == "masked")
         self._epilogue(b, block_q, d)
         return (
             b.build(
                 tensors=tuple(qkv_tensors(attention, block_q, block_kv, e).values()),
                 tiles=grid(attention, block_q, block_kv),
-                profile=profile.label if profile else "ideal",
+                profile=profile.label if profile else TYPICAL if self.counts == "binary" else "ideal",
             ),
         )
 
@@ -137,6 +142,11 @@ def check_forward(name: str, attention: Attention) -> None:
         raise ValueError(f"{name} has a forward schedule only, got pass {attention.pass_!r}: choose --pass fwd")
     if attention.dtype not in ("bf16", "fp16"):
         raise ValueError(f"{name} runs bf16 or fp16, got dtype {attention.dtype!r}: change dtype")
+
+
+def check_counts(name: str, counts: str, allowed: tuple[str, ...]) -> None:
+    if counts not in allowed:
+        raise ValueError(f"{name} has counts={counts!r}; it must be one of {', '.join(allowed)}")
 
 
 def grid(attention: Attention, block_q: int, block_kv: int) -> Tiles:

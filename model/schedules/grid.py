@@ -33,7 +33,16 @@ def qkv_tensors(attention: Attention, block_q: int, block_kv: int, element: int)
     nq, nkv, d, dv = attention.seqlen_q, attention.seqlen_kv, attention.head_dim, attention.head_dim_v
 
     def tensor(name: str, heads: int, rows: int, cols: int, block: int, size: int, head_arg: str) -> Tensor:
-        return Tensor(name=name, heads=b * heads, rows=rows, cols=cols, block_rows=block, bytes_per_element=size, head_arg=head_arg)
+        return Tensor(
+            name=name,
+            heads=b * heads,
+            rows=rows,
+            cols=cols,
+            block_rows=block,
+            bytes_per_element=size,
+            head_arg=head_arg,
+            vector=name == "LSE",
+        )
 
     return {
         "Q": tensor("Q", hq, nq, d, block_q, element, "plane_q"),

@@ -37,6 +37,8 @@ class Standard:
 
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         check_forward("standard", attention)
+        if self.warps not in (1, 2, 4, 8):
+            raise ValueError(f"standard has warps={self.warps}; its 128-row GEMM tile takes 1, 2, 4 or 8 warps")
         masked = attention.causal if self.mask_kernel is None else self.mask_kernel
         if attention.causal and not masked:
             raise ValueError("standard attention masks in a kernel of its own: a causal problem needs mask_kernel=true")
@@ -105,7 +107,9 @@ class Standard:
             ahead = Index(arg="n_kv", const=-3 - stage, loop="group", coef=-3)
             with b.when(ahead):
                 at = stage + 2
-                _load_stage(b, at % 3, Index(const=at, loop="group", coef=3), Index(arg="first_chunk", const=at, loop="group", coef=3))
+                _load_stage(
+                    b, at % 3, Index(const=at, loop="group", coef=3), Index(arg="first_chunk", const=at, loop="group", coef=3)
+                )
             b.op("commit")
             b.op("mma", writes="Oacc", reads=(f"Ps{stage}", f"Vs{stage}"), accumulate=True)
 
@@ -145,15 +149,22 @@ def _rows(attention: Attention, kind: str) -> Program:
 
 def _scores_tensor(name: str, attention: Attention, rows: int, cols: int) -> Tensor:
     return Tensor(
-        name=name, heads=attention.batch * attention.heads_q, rows=attention.seqlen_q, cols=attention.seqlen_kv,
-        bytes_per_element=attention.dtype_bytes, block_rows=rows, cols_per_block=cols, head_arg="plane_q",
+        name=name,
+        heads=attention.batch * attention.heads_q,
+        rows=attention.seqlen_q,
+        cols=attention.seqlen_kv,
+        bytes_per_element=attention.dtype_bytes,
+        block_rows=rows,
+        cols_per_block=cols,
+        head_arg="plane_q",
     )
 
 
 def _grid(attention: Attention, per_plane: int) -> tuple[IntArray, IntArray, IntArray]:
     """(Q plane, K/V plane, index within the plane) of every CTA, planes slowest."""
     batch, head, index = (
-        a.ravel() for a in np.meshgrid(np.arange(attention.batch), np.arange(attention.heads_q), np.arange(per_plane), indexing="ij")
+        a.ravel()
+        for a in np.meshgrid(np.arange(attention.batch), np.arange(attention.heads_q), np.arange(per_plane), indexing="ij")
     )
     return (*planes(attention, batch, head), index)
 

@@ -31,7 +31,7 @@ struct Hmma {
 
 // One LDSM.x4 (two B fragments) per three HMMA, loaded three groups ahead; sixteen accumulators. kInst counts HMMA.
 struct HmmaLdsm {
-    static constexpr int kChains = 16, kGroups = 16, kDepth = 4;
+    static constexpr int kChains = 16, kGroups = 32, kDepth = 4;
     static constexpr int kInst = 3 * kGroups;
     float c[kChains][4];
     uint32_t a[2][4], b[kDepth][4], address;
@@ -44,10 +44,10 @@ struct HmmaLdsm {
         for (int i = 0; i < kDepth; ++i) ldsm_x4(b[i], address + i * 512);
     }
     __device__ __forceinline__ void step(int iteration) {
-        uint32_t row = address + (iteration & 1) * 8192; // a moving address: the loads may not leave the loop
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
-            ldsm_x4(b[(g + 3) % kDepth], row + g * 512);
+            // A moving address: the loads may not leave the loop, nor the second half of it repeat the first.
+            ldsm_x4(b[(g + 3) % kDepth], address + ((iteration + g / 16) & 1) * 8192 + (g % 16) * 512);
             uint32_t(&f)[4] = b[g % kDepth];
             hmma(c[(3 * g) % kChains], a[g % 2], f[0], f[1]);
             hmma(c[(3 * g + 1) % kChains], a[g % 2], f[2], f[3]);

@@ -98,20 +98,24 @@ struct Alternate {
     __device__ float sink() { return first.sink() + second.sink(); }
 };
 
-// ALU operations of HmmaWith. Both leave random bf16 pairs random and finite: the product is too small to change x, and the
-// integer steps up and down again in the last bits.
+// ALU operations of HmmaWith on an operand register x; both leave its random bf16 pair as it is. The product is too small to
+// change x; the integers added and subtracted are equal, which the compiler cannot know.
 struct FfmaOnOperand {
-    static __device__ __forceinline__ void apply(uint32_t& x, float accumulator, const Context&, int) {
-        asm volatile("{.reg .f32 t; mov.b32 t, %0; fma.rn.f32 t, %1, %2, t; mov.b32 %0, t;}" : "+r"(x) : "f"(accumulator), "f"(0x1p-100f));
+    __device__ void init(const Context&) {}
+    __device__ __forceinline__ void apply(uint32_t& x, float accumulator) {
+        asm volatile("{.reg .f32 t; mov.b32 t, %0; fma.rn.f32 t, %1, %2, t; mov.b32 %0, t;}"
+                     : "+r"(x)
+                     : "f"(accumulator), "f"(0x1p-100f));
     }
 };
 struct IaddOnOperand {
-    static __device__ __forceinline__ void apply(uint32_t& x, float, const Context& c, int round) {
-        uint32_t up = 3u + c.lane, down = 1u + c.lane;
-        if (round & 1)
-            asm volatile("{.reg .u32 t; add.u32 t, %0, %1; sub.u32 %0, t, %2;}" : "+r"(x) : "r"(down), "r"(up));
-        else
-            asm volatile("{.reg .u32 t; add.u32 t, %0, %1; sub.u32 %0, t, %2;}" : "+r"(x) : "r"(up), "r"(down));
+    uint32_t up, down;
+    __device__ void init(const Context& c) {
+        up = c.bits(31);
+        down = __shfl_sync(0xffffffffu, up, c.lane + c.zero);
+    }
+    __device__ __forceinline__ void apply(uint32_t& x, float) {
+        asm volatile("{.reg .u32 t; add.u32 t, %0, %1; sub.u32 %0, t, %2;}" : "+r"(x) : "r"(up), "r"(down));
     }
 };
 
@@ -124,10 +128,10 @@ struct HmmaWith {
     static constexpr int kWidth = kPerHmma == 4 ? 4 : 2, kOperands = kPerHmma == 4 ? 4 : 8; // an operand's registers, operands
     float c[kChains][4];
     uint32_t x[kOperands][kWidth], fixed[2][4];
-    Context context;
+    Alu alu;
 
     __device__ void init(const Context& ctx) {
-        context = ctx;
+        alu.init(ctx);
         for (int i = 0; i < kChains; ++i)
             for (int j = 0; j < 4; ++j) c[i][j] = 0;
         for (int i = 0; i < kOperands * kWidth; ++i) x[i / kWidth][i % kWidth] = ctx.bits(i);
@@ -143,7 +147,7 @@ struct HmmaWith {
             else
                 hmma(c[n % kChains], other, ready[0], ready[1]);
 #pragma unroll
-            for (int k = 0; k < kPerHmma; ++k) Alu::apply(x[n % kOperands][k], c[(n + 3) % kChains][k], context, n / kOperands);
+            for (int k = 0; k < kPerHmma; ++k) alu.apply(x[n % kOperands][k], c[(n + 3) % kChains][k]);
         }
     }
     __device__ float sink() {

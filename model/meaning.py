@@ -1,0 +1,155 @@
+"""What each tile operation computes, in numpy: the meanings that ``ops.OPS`` names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .program import Statement
+
+Array = NDArray[Any]
+LOG2_E = float(np.log2(np.e))
+
+
+class State(Protocol):
+    """What a meaning may touch: the tile's named arrays and global memory (implemented by ``sim.values``)."""
+
+    tiles: dict[str, Array]
+    args: Mapping[str, int]
+    loops: Mapping[str, int]
+    scale: float
+    operand: Callable[[Array], Array]
+
+    def index(self, statement: Statement) -> int: ...
+    def load(self, tensor: str, block: int, into: str) -> Array: ...
+    def store(self, tensor: str, block: int, tile: Array) -> None: ...
+    def visible(self, q_block: int, kv_block: int, shape: tuple[int, int]) -> Array: ...
+
+
+def nothing(state: State, statement: Statement) -> None:
+    """Ordering ops move no numbers."""
+
+
+def load(state: State, s: Statement) -> None:
+    state.tiles[s.writes[0]] = state.load(s.reads[0], state.index(s), s.writes[0])
+
+
+def store(state: State, s: Statement) -> None:
+    state.store(s.writes[0], state.index(s), state.tiles[s.reads[0]])
+
+
+def copy(state: State, s: Statement) -> None:
+    state.tiles[s.writes[0]] = state.tiles[s.reads[0]]
+
+
+def mma(state: State, s: Statement) -> None:
+    a, b = (state.operand(state.tiles[name]).astype(np.float32) for name in s.reads)
+    if s.attrs.get("transpose_b"):
+        b = b.T
+    parts = int(s.attrs.get("parts", 1))
+    if s.attrs.get("split") == "k":
+        pieces = np.split(np.arange(a.shape[1]), parts)
+        out = np.stack([a[:, p] @ b[p] for p in pieces])
+    else:
+        out = a @ b
+    if s.attrs.get("accumulate"):
+        out = state.tiles[s.writes[0]] + out
+    state.tiles[s.writes[0]] = out
+
+
+def zero(state: State, s: Statement) -> None:
+    state.tiles[s.writes[0]] = np.full(s.attrs["shape"], s.attrs.get("value", 0.0), dtype=np.float32)
+
+
+def mask(state: State, s: Statement) -> None:
+    tile = state.tiles[s.writes[0]]
+    own = s.attrs.get("q_index")
+    q_block = state.args["q_block"] if own is None else own.value(state.args, state.loops)
+    seen = state.visible(q_block, state.index(s), (tile.shape[-2], tile.shape[-1]))
+    state.tiles[s.writes[0]] = np.where(seen, tile, -np.inf).astype(np.float32)
+
+
+def row_max(state: State, s: Statement) -> None:
+    tile, name = state.tiles[s.reads[0]], s.writes[0]
+    if s.attrs.get("split") == "cols":
+        parts = np.stack(np.split(tile, int(s.attrs["parts"]), axis=-1))
+        state.tiles[name] = parts.max(axis=-1)
+        return
+    if len(s.writes) > 1:
+        state.tiles[s.writes[1]] = state.tiles[name]
+    top = tile.max(axis=-1)
+    state.tiles[name] = np.maximum(state.tiles[name], top) if len(s.writes) > 1 else top
+
+
+def finite(m: Array) -> Array:
+    """A row with no visible key has maximum -inf; subtracting 0 instead keeps its exponentials at 0 (FA2's rule)."""
+    return np.where(np.isneginf(m), np.float32(0.0), m)
+
+
+def exp2(state: State, s: Statement) -> None:
+    c = np.float32(state.scale * LOG2_E)
+    tile, m = state.tiles[s.reads[0]], finite(state.tiles[s.reads[1]])
+    state.tiles[s.writes[0]] = np.exp2(tile * c - m[..., None] * c, dtype=np.float32)
+
+
+def row_sum(state: State, s: Statement) -> None:
+    tile, name = state.tiles[s.reads[0]], s.writes[0]
+    if s.attrs.get("split") == "cols":
+        state.tiles[name] = np.stack(np.split(tile, int(s.attrs["parts"]), axis=-1)).sum(axis=-1)
+    else:
+        state.tiles[name] = state.tiles[name] + tile.sum(axis=-1)
+
+
+def rescale(state: State, s: Statement) -> None:
+    """O and l times exp2((m_previous - m) * scale)."""
+    c = np.float32(state.scale * LOG2_E)
+    new, old = (state.tiles[name] for name in s.reads)
+    factor = np.exp2((old - finite(new)) * c, dtype=np.float32)
+    state.tiles[s.writes[0]] = state.tiles[s.writes[0]] * factor[:, None]
+    state.tiles[s.writes[1]] = state.tiles[s.writes[1]] * factor
+
+
+def convert(state: State, s: Statement) -> None:
+    state.tiles[s.writes[0]] = state.operand(state.tiles[s.reads[0]])
+
+
+def divide(state: State, s: Statement) -> None:
+    """O / l and LSE = scale * m + ln l; a row that saw no key gives O = 0 and LSE = -inf."""
+    o, lse = s.writes
+    l, m = (state.tiles[name] for name in s.reads)
+    with np.errstate(divide="ignore"):
+        state.tiles[lse] = np.where(l > 0, state.scale * finite(m) + np.log(l), -np.inf).astype(np.float32)
+    state.tiles[o] = (state.tiles[o] / np.where(l > 0, l, 1.0)[:, None]).astype(np.float32)
+
+
+def cross_warp(state: State, s: Statement) -> None:
+    parts = state.tiles[s.reads[0]]
+    state.tiles[s.writes[0]] = parts.max(axis=0) if s.attrs["combine"] == "max" else parts.sum(axis=0)
+
+
+def cross_warp_tile(state: State, s: Statement) -> None:
+    state.tiles[s.writes[0]] = state.tiles[s.reads[0]].sum(axis=0)
+
+
+def merge(state: State, s: Statement) -> None:
+    """FA1 algorithm 1, lines 11-13: (O, l, m) of the blocks so far and of this block, normalised."""
+    o, l, m = (state.tiles[name] for name in s.writes)
+    o_new, l_new, m_new = (state.tiles[name] for name in s.reads)
+    c = np.float32(state.scale * LOG2_E)
+    top = np.maximum(m, m_new)
+    old = l * np.exp2((m - finite(top)) * c, dtype=np.float32)
+    fresh = np.exp2((m_new - finite(top)) * c, dtype=np.float32)
+    total = old + fresh * l_new
+    divisor = np.where(total > 0, total, 1.0)[:, None]
+    state.tiles[s.writes[0]] = ((old[:, None] * o + fresh[:, None] * o_new) / divisor).astype(np.float32)
+    state.tiles[s.writes[1]], state.tiles[s.writes[2]] = total.astype(np.float32), top
+
+
+def log_sum(state: State, s: Statement) -> None:
+    l, m = (state.tiles[name] for name in s.reads)
+    with np.errstate(divide="ignore"):
+        value = np.where(l > 0, state.scale * finite(m) + np.log(l), -np.inf)
+    state.tiles[s.writes[0]] = value.astype(np.float32)
