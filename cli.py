@@ -233,7 +233,7 @@ def lineage(as_json: bool) -> None:
     if as_json:
         _print_json(rows)
     else:
-        render.rows("lineage", rows)
+        render.lineage(rows)
 
 
 @main.command()

@@ -245,6 +245,32 @@ def crosscheck(report: Mapping[str, Any]) -> None:
             rows(f"by {key}", [{key: name, **value} for name, value in nested.items()] if nested else [group])
 
 
+def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
+    """One row a generation, then what binds each and where its published number comes from."""
+    console = _console()
+    columns = ("generation", "gpu", "problem", "TFLOP/s", "published", "error", "MHz", "HBM", "speed-up")
+    table = _table("Lineage, forward", *columns, text=3)
+    for row in entries:
+        published, error = row["published_tflops"], row["error_pct"]
+        table.add_row(
+            row["generation"],
+            row["gpu"],
+            row["shape"],
+            f"{row['predicted_tflops']:.1f}",
+            f"{published:.1f}" if published else "-",
+            f"{error:+.1f} %" if published else "-",
+            f"{row['clock_mhz']:.0f}",
+            _size(row["hbm_gb"] * 1e9),
+            f"{row['speedup']:.2f}x" if row["speedup"] else "",
+        )
+    console.print(table)
+    console.print("error: of the predicted time; negative is faster than published. speed-up: over the row above.\n")
+    binds = _table("What binds", "generation", "limiter", "published in", text=3)
+    for row in entries:
+        binds.add_row(row["generation"], row["limiter"], row["source"])
+    console.print(binds)
+
+
 def rows(title: str, table_rows: Sequence[Mapping[str, Any]]) -> None:
     """Dicts as a table: columns in order of appearance, columns without any value left out."""
     columns = dict.fromkeys(key for row in table_rows for key, value in row.items() if value not in (None, ""))

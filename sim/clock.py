@@ -1,7 +1,7 @@
 """From activity to clock: two limits set how fast a busy chip may run.
 
-A free-running chip with busy tensor cores stays below its tensor clock, by up to ``tensor_clock_slope_mhz``, even on zeros and far
-below the power limit. Then the power limit:
+A free-running chip with busy tensor cores stays below its tensor clock, by up to ``tensor_clock_slope_mhz``, even on zeros and
+far below the power limit. Then the power limit:
 
 Power = idle + sum of (events a second x energy), where an event's energy scales with voltage squared and the voltage falls
 about linearly with the clock between VOLTAGE_FLOOR and 1. The clock is the highest at which power stays under the board's limit.

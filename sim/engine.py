@@ -6,10 +6,11 @@ the same Job return equal Runs, array by array.
 What happens at a tick, in this order: warps resume (by global warp number), then sub-partitions arbitrate (by number).
 Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its code until a row blocks it:
 
-* ISSUE splits a row into slices of at most ``quantum`` instructions. A slice waits until its sub-partition's port and pipe are
-  free; among waiting warps the first after the last one served goes next (round robin). A slice of n instructions holds the
-  port for n * port and the pipe for n * pipe ticks; its warp goes on ``warp`` ticks after the last one issued. Slices that move data also queue, first come first
-  served, at the SM's shared-memory port or at L2 and HBM; their arrival time is known then.
+* ISSUE asks for one bundle after the other. A bundle waits until its sub-partition's port and all pipes it uses are free;
+  among waiting warps the first after the last one served goes next (round robin). It holds the port and each pipe for the
+  sum of its instructions' costs; its warp goes on when the longest of those and of the warp's own issue gaps is over.
+  Bundles that move data also queue, first come first served, at the SM's shared-memory port or at L2 and HBM; their arrival
+  time is known then.
 * WAIT_SCOREBOARD, WAIT_GROUP, DEPEND resume the warp when what it waits for has arrived.
 * BARRIER releases all warps of the CTA ``barrier`` ticks after the last one arrives.
 * EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later.

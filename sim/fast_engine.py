@@ -28,7 +28,6 @@ from .engine import (
     LSU_QUEUE,
     PATH,
     PORT,
-    RECORD_COLUMNS,
     REPLACE,
     RESULT,
     SCOREBOARDS,
@@ -60,7 +59,7 @@ jit = nb.njit(cache=True, nogil=True)
 
 
 @jit
-def _push(heap: Any, size: int, value: int) -> int:
+def _push(heap: Any, size: Any, value: Any) -> Any:
     i = size
     while i > 0:
         parent = (i - 1) >> 1
@@ -73,7 +72,7 @@ def _push(heap: Any, size: int, value: int) -> int:
 
 
 @jit
-def _pop(heap: Any, size: int) -> int:
+def _pop(heap: Any, size: Any) -> Any:
     """Remove the smallest value (the caller has read it); returns the new size."""
     size -= 1
     value = heap[size]
@@ -93,7 +92,7 @@ def _pop(heap: Any, size: int) -> int:
 
 
 @jit
-def expression(row: Any, args: Any, loops: Any) -> int:
+def expression(row: Any, args: Any, loops: Any) -> Any:
     """Value of one :class:`~flashsim.model.program.Index`."""
     total = row[0]
     if row[1] >= 0:
@@ -106,7 +105,7 @@ def expression(row: Any, args: Any, loops: Any) -> int:
 
 
 @jit
-def _free_at(s: int, bundle: Any, port_free: Any, pipe_free: Any) -> int:
+def _free_at(s: Any, bundle: Any, port_free: Any, pipe_free: Any) -> Any:
     """When sub-partition ``s`` has its port and every pipe that ``bundle`` uses free."""
     at = port_free[s]
     for p in range(N_PIPES):
@@ -117,8 +116,8 @@ def _free_at(s: int, bundle: Any, port_free: Any, pipe_free: Any) -> int:
 
 @jit
 def _memory(
-    t: int, size: int, tensor: int, sm: int, rate: Any, latency: Any, miss_ppm: Any, missed: Any, free: Any, used: Any
-) -> int:
+    t: Any, size: Any, tensor: Any, sm: Any, rate: Any, latency: Any, miss_ppm: Any, missed: Any, free: Any, used: Any
+) -> Any:
     """Queue ``size`` bytes at L2, and at HBM if L2 does not hold them; returns when they arrive."""
     cost = size * rate[L2_RATE, 0] // rate[L2_RATE, 1]
     start = max(t, free[sm, 1])
@@ -137,21 +136,11 @@ def _memory(
     return done
 
 
+# One function on purpose: split into calls that share this state it runs eight times slower (reference counts of its arrays).
 @jit
 def _simulate(
-    code: Any,
-    expressions: Any,
-    tile_args: Any,
-    warp_start: Any,
-    queue: Any,
-    sms: int,
-    slots: int,
-    bundles: Any,
-    latency: Any,
-    rate: Any,
-    miss_ppm: Any,
-    record_limit: int,
-    n_stalls: int,
+    code: Any, expressions: Any, tile_args: Any, warp_start: Any, queue: Any, sms: int, slots: int,
+    bundles: Any, latency: Any, rate: Any, miss_ppm: Any, record_limit: int, n_stalls: int,
 ) -> Any:
     per_cta = warp_start.shape[0]
     warps = sms * slots * per_cta
@@ -199,7 +188,7 @@ def _simulate(
     issued = np.zeros(bundles.shape[0], np.int64)
     ctas = np.zeros((queue.shape[0], 5), np.int64)
     records = np.zeros((record_limit, 7), np.int64)
-    n_records = n_ctas = head = events = last = 0
+    n_records = head = events = last = 0
 
     for slot in range(sms * slots):  # the first round: every SM's first slot, then every SM's second
         order = (slot % slots) * sms + slot // slots
@@ -216,7 +205,6 @@ def _simulate(
             pc[w] = warp_start[i]
             stalls[slot // slots, i, STALL_LAUNCH] += start
             size = _push(heap, size, start * keys + w)
-    n_ctas = head
 
     while size > 0:
         if size > heap.shape[0] - 64:  # superseded wake-ups can pile up
@@ -319,7 +307,7 @@ def _simulate(
                     wake[s] = at
                     size = _push(heap, size, at * keys + warps + s)
                 break
-            if op == WAIT_SCOREBOARD or op == WAIT_GROUP or op == DEPEND:
+            if op in (WAIT_SCOREBOARD, WAIT_GROUP, DEPEND):
                 reason = STALL_SCOREBOARD
                 if op == DEPEND:
                     reason = STALL_LATENCY
@@ -389,29 +377,22 @@ def _simulate(
                             stalls[sm, k, STALL_LAUNCH] += start - t
                             size = _push(heap, size, start * keys + v)
                 break
-    return last, ctas, busy, used, stalls, issued, records[:n_records], events
+    waiting = -1
+    for slot in range(sms * slots):
+        if alive[slot] > 0:
+            waiting = tile_of[slot]
+    return last, ctas, busy, used, stalls, issued, records[:n_records], events, waiting
 
 
 def run(job: Job) -> Run:
     """Simulate ``job``. Raises RuntimeError on a deadlock: no event is left and CTAs have not ended."""
-    last, ctas, busy, used, stalls, issued, records, events = _simulate(
-        job.code,
-        job.expressions,
-        job.tile_args,
-        job.warp_start,
-        job.queue,
-        job.sms,
-        job.slots,
-        job.bundles,
-        job.latency,
-        job.rate,
-        job.miss_ppm,
-        job.record_limit,
-        len(STALLS),
+    arrays = (job.code, job.expressions, job.tile_args, job.warp_start, job.queue)
+    prices = (job.bundles, job.latency, job.rate, job.miss_ppm)
+    last, ctas, busy, used, stalls, issued, records, events, waiting = _simulate(
+        *arrays, job.sms, job.slots, *prices, job.record_limit, len(STALLS)
     )
+    if waiting >= 0:
+        raise RuntimeError(f"deadlock at tick {last}: no event is left and tile {waiting} has not ended")
     return Run(
         ticks=int(last), ctas=ctas, busy=busy, shared=used, stalls=stalls, issued=issued, records=records, events=int(events)
     )
-
-
-assert len(RECORD_COLUMNS) == 7

@@ -15,7 +15,7 @@ import simpy
 from simpy.events import EventPriority
 
 from ..model.instructions import PIPES, Path
-from ..model.program import IntArray, Opcode
+from ..model.program import Opcode
 from .engine import (
     BARRIER_BASE,
     BARRIER_PER_WARP,
@@ -45,6 +45,7 @@ from .engine import (
 
 Process = Generator[simpy.Event, Any, None]
 SUB_PARTITIONS = 4
+BUNDLE = 1  # the column of a code row that names its bundle
 MILLION = 1_000_000
 
 
@@ -57,7 +58,8 @@ class _Clock:
 
     @property
     def now(self) -> int:
-        return int(self.env.now)
+        tick: int = self.env._now  # type: ignore[assignment]  # whole ticks only
+        return tick
 
     def fire(self, event: simpy.Event, tick: int, key: int) -> simpy.Event:
         """Let ``event`` happen at ``tick``, after every event of a smaller key."""
@@ -76,7 +78,7 @@ class _Sm:
     def __init__(self, job: Job) -> None:
         self.free, self.used = [0, 0, 0], [0, 0, 0]
         self.missed = [0] * max(1, len(job.miss_ppm))
-        self.job = job
+        self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
 
     def queue(self, port: int, tick: int, cost: int) -> int:
         self.free[port] = max(tick, self.free[port]) + cost
@@ -85,14 +87,14 @@ class _Sm:
 
     def memory(self, tick: int, size: int, tensor: int) -> int:
         """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
-        rate, latency = self.job.rate, self.job.latency
-        done = self.queue(1, tick, size * int(rate[L2_RATE, 0]) // int(rate[L2_RATE, 1])) + int(latency[L2_LATENCY])
+        rate, latency = self.rate, self.latency
+        done: int = self.queue(1, tick, size * rate[L2_RATE][0] // rate[L2_RATE][1]) + latency[L2_LATENCY]
         if tensor >= 0:
-            self.missed[tensor] += int(self.job.miss_ppm[tensor])
+            self.missed[tensor] += self.miss_ppm[tensor]
             if self.missed[tensor] >= MILLION:
                 self.missed[tensor] -= MILLION
-                cost = size * int(rate[HBM_RATE, 0]) // int(rate[HBM_RATE, 1])
-                done = max(done, self.queue(2, tick, cost) + int(latency[HBM_LATENCY]))
+                cost = size * rate[HBM_RATE][0] // rate[HBM_RATE][1]
+                done = max(done, self.queue(2, tick, cost) + latency[HBM_LATENCY])
         return done
 
 
@@ -104,7 +106,7 @@ class _Warp:
         self.ready = False
         self.since = self.row_start = self.left = self.done_bytes = self.result_at = self.open_until = 0
         self.tile = self.pc = self.blocker = 0
-        self.row: IntArray | None = None
+        self.row: list[int] = []
         self.board = [0] * SCOREBOARDS
         self.groups: list[int] = []  # when each closed cp.async group has landed
         self.served: simpy.Event | None = None  # happens when the warp may go on after its bundle
@@ -136,16 +138,18 @@ class _SubPartition:
 
     def soonest(self, warp: _Warp) -> int:
         """When the port and every pipe that the warp's bundle uses are free."""
-        assert warp.row is not None
-        uses = self.machine.bundles[int(warp.row[1])][FIRST_PIPE:]
-        return max([self.port_free, *(free for free, cost in zip(self.pipe_free, uses, strict=True) if cost)])
+        at = self.port_free
+        for pipe in self.machine.uses[warp.row[BUNDLE]]:
+            at = max(at, self.pipe_free[pipe])
+        return at
 
     def blocker(self, warp: _Warp, tick: int) -> int:
         """What the warp waits for: the last pipe to become free if that is later than the port, else the port."""
-        assert warp.row is not None
-        uses = self.machine.bundles[int(warp.row[1])][FIRST_PIPE:]
-        late = [p for p, free in enumerate(self.pipe_free) if uses[p] and free > self.port_free and free == tick]
-        return late[-1] if late else STALL_PORT
+        late = STALL_PORT
+        for pipe in self.machine.uses[warp.row[BUNDLE]]:
+            if self.pipe_free[pipe] > self.port_free and self.pipe_free[pipe] == tick:
+                late = pipe
+        return late
 
     def arbitrate_at(self, tick: int) -> None:
         if self.wake is None or tick < self.wake:
@@ -175,7 +179,10 @@ class _Machine:
     """The job, its SMs, sub-partitions and warps, and what is counted."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.bundles, self.clock = job, [[int(v) for v in row] for row in job.bundles], _Clock()
+        self.job, self.clock = job, _Clock()
+        self.code, self.bundles, self.latency = job.code.tolist(), job.bundles.tolist(), job.latency.tolist()
+        self.expressions = job.expressions.tolist()
+        self.uses = [tuple(p for p, cost in enumerate(row[FIRST_PIPE:]) if cost) for row in self.bundles]
         self.per_cta = len(job.warp_start)
         self.warps = job.sms * job.slots * self.per_cta
         self.sms = [_Sm(job) for _ in range(job.sms)]
@@ -187,8 +194,8 @@ class _Machine:
             for warp in team:
                 self.home(warp).members.append(warp)
             self.slots.append(team)
-        self.stalls = np.zeros((job.sms, self.per_cta, len(STALLS)), np.int64)
-        self.issued = np.zeros(len(job.bundles), np.int64)
+        self.stalls = [[[0] * len(STALLS) for _ in range(self.per_cta)] for _ in range(job.sms)]
+        self.issued = [0] * len(job.bundles)
         self.ctas = np.zeros((len(job.queue), 5), np.int64)
         self.records: list[tuple[int, ...]] = []
         self.head, self.last = 0, 0
@@ -198,7 +205,7 @@ class _Machine:
         return self.quarters[warp.sm * SUB_PARTITIONS + lane % SUB_PARTITIONS]
 
     def stall(self, warp: _Warp, reason: int, amount: int) -> None:
-        self.stalls[warp.sm, warp.lane, reason] += amount
+        self.stalls[warp.sm][warp.lane][reason] += amount
 
     # --- CTAs ---
 
@@ -208,7 +215,7 @@ class _Machine:
             order = (slot % job.slots) * job.sms + slot // job.slots
             if order < len(job.queue):
                 self.head = max(self.head, order + 1)
-                self.start_cta(slot, order, (slot % job.slots) * int(job.latency[DISPATCH]), 0)
+                self.start_cta(slot, order, (slot % job.slots) * self.latency[DISPATCH], 0)
         self.clock.env.run()
 
     def start_cta(self, slot: int, order: int, tick: int, asked: int) -> None:
@@ -224,15 +231,14 @@ class _Machine:
         self.ctas[cta.order, 4] = now
         if self.head < len(self.job.queue):
             self.head += 1
-            self.start_cta(cta.slot, self.head - 1, now + int(self.job.latency[REPLACE]), now)
+            self.start_cta(cta.slot, self.head - 1, now + self.latency[REPLACE], now)
 
     # --- one bundle ---
 
     def grant(self, quarter: _SubPartition, warp: _Warp) -> None:
         """Give ``warp`` its bundle: hold port, pipe and queues, and wake the warp when it may go on."""
         row, now = warp.row, self.clock.now
-        assert row is not None
-        bundle = int(row[1])
+        bundle = row[BUNDLE]
         port, gap, result, path, smem, *pipes = self.bundles[bundle]
         warp.ready = False
         quarter.port_free = now + port
@@ -250,14 +256,14 @@ class _Machine:
             drained = sm.queue(0, now, smem)
             if path == Path.SMEM:
                 if row[3] >= 0:
-                    warp.board[row[3]] = max(warp.board[row[3]], drained + int(self.job.latency[SMEM_LATENCY]))
-                full = drained - int(self.job.latency[LSU_QUEUE])
+                    warp.board[row[3]] = max(warp.board[row[3]], drained + self.latency[SMEM_LATENCY])
+                full = drained - self.latency[LSU_QUEUE]
                 self.stall(warp, STALL_SMEM, max(0, full - resume))
                 resume = max(resume, full)
         if path >= Path.GLOBAL_LOAD:
-            moved = int(row[4]) * int(row[2] - warp.left + 1) // int(row[2]) - warp.done_bytes
+            moved = row[4] * (row[2] - warp.left + 1) // row[2] - warp.done_bytes
             warp.done_bytes += moved
-            arrives = sm.memory(now, moved, int(row[5]))
+            arrives = sm.memory(now, moved, row[5])
             if path == Path.GLOBAL_TO_SMEM:
                 warp.open_until = max(warp.open_until, arrives)
             elif path == Path.GLOBAL_LOAD:
@@ -275,7 +281,7 @@ class _Cta:
 
     def __init__(self, machine: _Machine, order: int, slot: int, tile: int) -> None:
         self.machine, self.order, self.slot, self.tile = machine, order, slot, tile
-        self.args = machine.job.tile_args[tile]
+        self.args: list[int] = machine.job.tile_args[tile].tolist()
         self.alive = machine.per_cta
         self.arrived: dict[int, list[tuple[_Warp, simpy.Event, int]]] = {}
 
@@ -286,8 +292,8 @@ class _Cta:
         event = clock.env.event()
         team.append((warp, event, clock.now))
         if len(team) == machine.per_cta:
-            latency = machine.job.latency
-            release = clock.now + int(latency[BARRIER_BASE]) + int(latency[BARRIER_PER_WARP]) * machine.per_cta
+            latency = machine.latency
+            release = clock.now + latency[BARRIER_BASE] + latency[BARRIER_PER_WARP] * machine.per_cta
             for member, waiting, since in team:
                 machine.stall(member, STALL_BARRIER, release - since)
                 clock.fire(waiting, release, member.number)
@@ -295,21 +301,23 @@ class _Cta:
         return event
 
     def expression(self, number: int, loops: list[int]) -> int:
-        const, arg, arg_coef, depth, coef, outer, outer_coef = (int(v) for v in self.machine.job.expressions[number])
-        total = const + (arg_coef * int(self.args[arg]) if arg >= 0 else 0)
-        return total + (coef * loops[depth] if depth >= 0 else 0) + (outer_coef * loops[outer] if outer >= 0 else 0)
+        const, arg, arg_coef, depth, coef, outer, outer_coef = self.machine.expressions[number]
+        total: int = const
+        total += arg_coef * self.args[arg] if arg >= 0 else 0
+        total += coef * loops[depth] if depth >= 0 else 0
+        return total + (outer_coef * loops[outer] if outer >= 0 else 0)
 
     def warp(self, warp: _Warp, start: simpy.Event) -> Process:
         """The life of one warp: wait for the launch, run its code, leave."""
         yield start
-        machine, code = self.machine, self.machine.job.code
+        machine, code = self.machine, self.machine.code
         clock = machine.clock
         warp.begin(self.tile, int(machine.job.warp_start[warp.lane]))
         loops, trips = [0] * LOOP_DEPTH, [0] * LOOP_DEPTH
         while True:
             machine.last = max(machine.last, clock.now)
             row = code[warp.pc]
-            op, arg, jump = int(row[0]), int(row[3]), int(row[7])
+            op, arg, jump = row[0], row[3], row[7]
             if op == Opcode.ISSUE:
                 yield from self.issue(warp, row)
             elif op in (Opcode.WAIT_SCOREBOARD, Opcode.WAIT_GROUP, Opcode.DEPEND):
@@ -323,12 +331,12 @@ class _Cta:
             elif op == Opcode.BARRIER:
                 yield self.arrive(arg, warp)
             elif op == Opcode.LOOP:
-                depth = int(code[jump, 6])
+                depth = code[jump][6]
                 loops[depth], trips[depth] = 0, self.expression(arg, loops)
                 if trips[depth] <= 0:
                     warp.pc = jump
             elif op == Opcode.END:
-                depth = int(row[6])
+                depth = row[6]
                 loops[depth] += 1
                 if loops[depth] < trips[depth]:
                     warp.pc = jump
@@ -344,10 +352,10 @@ class _Cta:
         if self.alive == 0:
             machine.end_cta(self)
 
-    def issue(self, warp: _Warp, row: IntArray) -> Process:
+    def issue(self, warp: _Warp, row: list[int]) -> Process:
         """Issue one row of code, bundle by bundle."""
         clock, quarter = self.machine.clock, self.machine.home(warp)
-        warp.row, warp.left, warp.done_bytes, warp.row_start = row, int(row[2]), 0, clock.now
+        warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[2], 0, clock.now
         while warp.left:
             warp.ready, warp.since, warp.served = True, clock.now, clock.env.event()
             soonest = max(clock.now, quarter.soonest(warp))
@@ -366,8 +374,8 @@ def run(job: Job) -> Run:
         ctas=machine.ctas,
         busy=busy.reshape(job.sms, SUB_PARTITIONS, -1),
         shared=np.array([sm.used for sm in machine.sms], np.int64),
-        stalls=machine.stalls,
-        issued=machine.issued,
+        stalls=np.array(machine.stalls, np.int64),
+        issued=np.array(machine.issued, np.int64),
         records=np.array(machine.records, np.int64).reshape(-1, len(RECORD_COLUMNS)),
         events=machine.clock.events,
     )

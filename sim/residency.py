@@ -178,7 +178,7 @@ class Residency:
                 known = tensors.setdefault(tensor.name, tensor)
                 if (known.blocks, known.heads) != (tensor.blocks, tensor.heads):
                     raise ValueError(
-                        f"tensor {tensor.name} has two block shapes in {program.name}; name the views {tensor.name}@a and {tensor.name}@b"
+                        f"tensor {tensor.name} has two block shapes in {program.name}; name the views {tensor.name}@a and @b"
                     )
         self.tensors, self.capacity = list(tensors.values()), capacity
         self.number = {name: i for i, name in enumerate(tensors)}

@@ -67,6 +67,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
+    """What of a ``Result`` is compared: small, so that it travels between processes."""
+
     ms: float
     cycles: float
     tflops: float
@@ -85,9 +87,7 @@ class Row:
     reason: str = ""
 
 
-def crosscheck(
-    path: str | Path, *, engine: str = "fast", gpu: str | None = None, jobs: int | None = None
-) -> dict[str, Any]:
+def crosscheck(path: str | Path, *, engine: str = "fast", gpu: str | None = None, jobs: int | None = None) -> dict[str, Any]:
     """Predict each row of the CSV file and compare.
 
     ``gpu``: a chip's name or TOML path that stands in for the gpu column. ``jobs``: processes (None: one per CPU where there
@@ -308,9 +308,7 @@ def _outcome(future: concurrent.futures.Future[Prediction | str]) -> Prediction 
         return "a prediction's process died, most likely for memory: run with jobs=1 or leave the largest rows out"
 
 
-def _shown(
-    pairs: Iterable[tuple[Case, Prediction | str]], total: int
-) -> Iterator[tuple[Case, Prediction | str]]:
+def _shown(pairs: Iterable[tuple[Case, Prediction | str]], total: int) -> Iterator[tuple[Case, Prediction | str]]:
     """The same pairs; a bar on stderr once they take longer than QUIET_S, where a person looks."""
     from rich.console import Console
     from rich.progress import Progress

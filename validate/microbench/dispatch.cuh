@@ -28,7 +28,7 @@ __global__ void spin_kernel(CtaRecord* records) {
 }
 
 struct DispatchReading {
-    double distinct_sms, span_ns;
+    double distinct_sms, round_span_ns, wave_span_ns;
     std::vector<double> second_lag, replace_lag;
 };
 
@@ -37,7 +37,7 @@ inline DispatchReading read_dispatch(const std::vector<CtaRecord>& records, int 
     DispatchReading reading{};
     std::map<unsigned, std::vector<CtaRecord>> by_sm;
     std::map<unsigned, int> first_round;
-    unsigned long long first = ~0ull, last = 0;
+    unsigned long long first = ~0ull, last = 0, wave_last = 0;
     for (size_t i = 0; i < records.size(); ++i) {
         by_sm[records[i].smid].push_back(records[i]);
         if (i < size_t(sms)) {
@@ -47,7 +47,9 @@ inline DispatchReading read_dispatch(const std::vector<CtaRecord>& records, int 
         }
     }
     reading.distinct_sms = double(first_round.size());
-    reading.span_ns = double(last - first);
+    for (size_t i = 0; i < size_t(sms) * fit; ++i) wave_last = std::max(wave_last, records[i].ns_begin);
+    reading.round_span_ns = double(last - first);
+    reading.wave_span_ns = double(wave_last - first);
     for (auto& entry : by_sm) {
         auto& ctas = entry.second;
         std::vector<unsigned long long> begins, ends;
@@ -63,18 +65,20 @@ inline DispatchReading read_dispatch(const std::vector<CtaRecord>& records, int 
 
 inline void print_dispatch(const std::vector<DispatchReading>& readings, int fit) {
     std::string param = "fit=" + std::to_string(fit);
-    std::vector<double> distinct, span, lag[3], replace[3];
+    std::vector<double> distinct, round_span, wave_span, lag[3], replace[3];
     const double at[3] = {0.5, 0.0, 1.0};
     for (const auto& r : readings) {
         distinct.push_back(r.distinct_sms);
-        span.push_back(r.span_ns);
+        round_span.push_back(r.round_span_ns);
+        wave_span.push_back(r.wave_span_ns);
         for (int i = 0; i < 3; ++i) {
             if (!r.second_lag.empty()) lag[i].push_back(quantile(r.second_lag, at[i]));
             if (!r.replace_lag.empty()) replace[i].push_back(quantile(r.replace_lag, at[i]));
         }
     }
     print_row("dispatch", "first_round_distinct_sms", 4, param, distinct, "sms");
-    print_row("dispatch", "dispatch_span", 4, param, span, "ns");
+    print_row("dispatch", "dispatch_span_ns", 4, param + " one_per_sm", round_span, "ns");
+    print_row("dispatch", "dispatch_span_ns", 4, param + " all_resident", wave_span, "ns");
     const char* which[3] = {" median", " min", " max"};
     for (int i = 0; i < 3; ++i) {
         print_row("dispatch", "second_cta_lag", 4, param + which[i], lag[i], "cycles");

@@ -24,6 +24,19 @@ inline const char* stream_unit(int id) {
     }
 }
 
+// Machine instructions behind one of what kInst counts.
+inline double inst_per_count(int id) {
+    switch (id) {
+    case kSoftmaxMix:
+    case kMixInterleaved:
+        return MixState::kInstPerElement;
+    case kHmmaLdsm:
+        return 4.0 / 3;
+    default:
+        return 1;
+    }
+}
+
 // The number of independent accumulators of the plain HMMA streams, empty for the others.
 inline std::string hmma_chains(int id) {
     switch (id) {

@@ -1,6 +1,6 @@
-// Group `power`: sustained SM clock, power and instruction rate when all SMs do one thing for 1.4 s. Launches of about 5 ms
+// Group `power`: sustained SM clock, power and instruction rate when all SMs do one thing for a second. Launches of about 5 ms
 // follow each other without a gap; the clock is clock64 over globaltimer inside the kernels, the power the difference
-// of the energy counter over the last half second.
+// of the energy counter over the last 0.4 s.
 #pragma once
 
 #include <chrono>
@@ -8,11 +8,12 @@
 #include <functional>
 #include <map>
 
+#include "issue.cuh"
 #include "memory.cuh"
 #include "nvml.cuh"
 #include "wgmma.cuh"
 
-constexpr double kActivitySeconds = 1.4, kWindowSeconds = 0.5, kLaunchSeconds = 5e-3;
+constexpr double kActivitySeconds = 1.0, kWindowSeconds = 0.4, kLaunchSeconds = 5e-3;
 constexpr int kMaxLaunches = 1024;
 
 inline double seconds_now() {
@@ -161,15 +162,16 @@ inline void PowerBench::streams(const std::string& name, Roles roles, bool zeros
     Activity activity{name, roles.count, entries, nullptr, nullptr};
     activity.launch = [&, roles](WarpTime* times) { launch_streams(roles, inputs.view(), sms_, times, sink_.get()); };
     activity.rates = [roles](const std::vector<WarpTime>& times) {
-        std::map<std::string, double> per_stream;
+        std::map<std::string, double> rows;
         auto inst = role_inst_per_chunk(roles);
         for (int r = 0; r < roles.count; ++r) {
-            const std::string& stream = stream_info(roles.stream[r]).name;
-            std::string unit = stream == "softmax_mix" ? "elements_per_clk_per_sm" : "inst_per_clk_per_sm";
-            bool mixed = roles.stream[0] != roles.stream[roles.count - 1];
-            per_stream[mixed ? unit + " " + stream : unit] += 4 * smsp_rate(times, roles.count * 4, roles, r, inst);
+            int stream = roles.stream[r];
+            double rate = 4 * smsp_rate(times, roles.count * 4, roles, r, inst);
+            rows["inst_per_clk_per_sm"] += rate * inst_per_count(stream); // everything the activity is made of
+            if (stream == kSoftmaxMix) rows["elements_per_clk_per_sm"] += rate;
+            if (stream == kHmma8 || stream == kHmmaLdsm) rows["hmma_per_clk_per_sm"] += rate;
         }
-        return std::vector<std::pair<std::string, double>>(per_stream.begin(), per_stream.end());
+        return std::vector<std::pair<std::string, double>>(rows.begin(), rows.end());
     };
     run(activity);
 }
@@ -189,8 +191,11 @@ void PowerBench::wgmma(const std::string& name, int mma_groups, int mix_groups, 
     };
     activity.rates = [plan, mix_groups](const std::vector<WarpTime>& times) {
         std::vector<std::pair<std::string, double>> rows;
-        rows.push_back({"wgmma_per_clk_per_sm", warpgroup_rate(times, plan, kMma)});
-        if (mix_groups) rows.push_back({"elements_per_clk_per_sm softmax_mix", 4 * warpgroup_rate(times, plan, kMix)});
+        // A wgmma counts once for its warpgroup, an element once for each warp, so beside a mix the two are not added up.
+        double mma = warpgroup_rate(times, plan, kMma);
+        if (!mix_groups) rows.push_back({"inst_per_clk_per_sm", mma});
+        if (mix_groups) rows.push_back({"wgmma_per_clk_per_sm", mma});
+        if (mix_groups) rows.push_back({"elements_per_clk_per_sm", 4 * warpgroup_rate(times, plan, kMix)});
         return rows;
     };
     run(activity);

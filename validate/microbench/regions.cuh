@@ -14,7 +14,7 @@ struct HasRegions<Body, std::void_t<decltype(Body::kRegions)>> : std::true_type 
 // `zero` is 0, which the compiler must not know.
 template <class Body>
 __device__ __forceinline__ void run_regions(Body& body, int steps, int zero) {
-    static_assert(Body::kRegions <= 32, "more regions than the loop below has entries");
+    static_assert(Body::kRegions <= 64, "more regions than the loop below has entries");
     int i = 0;
     switch (zero) {
     default:
@@ -27,6 +27,10 @@ __device__ __forceinline__ void run_regions(Body& body, int steps, int zero) {
             REGION(8) REGION(9) REGION(10) REGION(11) REGION(12) REGION(13) REGION(14) REGION(15)
             REGION(16) REGION(17) REGION(18) REGION(19) REGION(20) REGION(21) REGION(22) REGION(23)
             REGION(24) REGION(25) REGION(26) REGION(27) REGION(28) REGION(29) REGION(30) REGION(31)
+            REGION(32) REGION(33) REGION(34) REGION(35) REGION(36) REGION(37) REGION(38) REGION(39)
+            REGION(40) REGION(41) REGION(42) REGION(43) REGION(44) REGION(45) REGION(46) REGION(47)
+            REGION(48) REGION(49) REGION(50) REGION(51) REGION(52) REGION(53) REGION(54) REGION(55)
+            REGION(56) REGION(57) REGION(58) REGION(59) REGION(60) REGION(61) REGION(62) REGION(63)
 #undef REGION
             if (++i >= steps) break;
         }

@@ -58,7 +58,7 @@ struct SoftmaxMix : MixState {
 // The same instructions in turn, each kind some elements behind the one before it, so that no result is waited for. The
 // elements are a ring: what an element lacks at the end of a pass it gets at the start of the next.
 struct MixInterleaved : MixState {
-    static constexpr int kLag = 6, kPerRegion = 4, kRegions = 32;
+    static constexpr int kLag = 6, kPerRegion = 2, kRegions = 64;
     static constexpr int kInst = kRegions * kPerRegion;
     template <int kRegion>
     __device__ __forceinline__ void region() {
@@ -77,8 +77,8 @@ struct MixInterleaved : MixState {
 // Two pipes taking turns, one instruction each. kInst counts both.
 template <class First, class Second>
 struct Alternate {
-    static constexpr int kChains = 16, kPerRegion = 4, kRegions = 32;
-    static constexpr int kInst = 2 * kRegions * kPerRegion;
+    static constexpr int kChains = 16, kRegions = 64;
+    static constexpr int kInst = 2 * kRegions;
     Chains<First, kChains, 1> first;
     Chains<Second, kChains, 1> second;
 
@@ -88,12 +88,8 @@ struct Alternate {
     }
     template <int kRegion>
     __device__ __forceinline__ void region() {
-#pragma unroll
-        for (int k = 0; k < kPerRegion; ++k) {
-            int i = kRegion * kPerRegion + k;
-            first.apply(i % kChains, i / kChains);
-            second.apply(i % kChains, i / kChains);
-        }
+        first.apply(kRegion % kChains, kRegion / kChains);
+        second.apply(kRegion % kChains, kRegion / kChains);
     }
     __device__ float sink() { return first.sink() + second.sink(); }
 };

@@ -1,0 +1,249 @@
+"""Crosscheck: a CSV of measurements in, every row predicted or listed with its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import load_gpu
+from flashsim.model.schedules import get_schedule
+from flashsim.sim.predict import simulate
+from flashsim.validate import crosscheck as module
+from flashsim.validate.crosscheck import Prediction, crosscheck, summarize, verdict
+
+COLUMNS = [
+    "source", "gpu", "clock_mhz", "kernel", "pass", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim",
+    "head_dim_v", "causal", "variant", "ms", "tflops", "cycles", "note",
+]
+SMALL = {"gpu": "h200", "kernel": "fa2", "batch": "1", "heads_q": "2", "seqlen_q": "256", "head_dim": "64", "ms": "0.01"}
+ATTENTION = Attention(batch=1, heads_q=2, seqlen_q=256, head_dim=64)
+
+
+def write(folder: Path, *rows: dict[str, str], columns: list[str] | None = None) -> Path:
+    """A file with these rows; cells that a row does not name are blank."""
+    names = columns or COLUMNS
+    path = folder / "rows.csv"
+    path.write_text("\n".join([",".join(names), *(",".join(row.get(name, "") for name in names) for row in rows)]) + "\n")
+    return path
+
+
+def only(report: dict[str, Any]) -> dict[str, Any]:
+    (row,) = report["rows"]
+    assert isinstance(row, dict)
+    return row
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return simulate(get_schedule("fa2"), load_gpu("h200"), ATTENTION)
+
+
+def test_a_row_is_the_prediction_beside_the_measurement(tmp_path: Path, small: Any) -> None:
+    row = only(crosscheck(write(tmp_path, SMALL)))
+    assert (row["line"], row["status"], row["reason"], row["label"]) == (2, "ok", "", ATTENTION.label)
+    assert (row["gpu"], row["kernel"], row["pass"], row["dtype"]) == ("h200", "fa2", "fwd", "bf16")
+    assert (row["head_dim"], row["causal"]) == (64, 0)
+    assert row["predicted_ms"] == small.ms
+    assert row["predicted_cycles"] == small.cycles
+    assert row["measured_tflops"] == pytest.approx(ATTENTION.flops() / 0.01 / 1e9)
+    assert row["error_pct"] == pytest.approx(100 * (small.ms / 0.01 - 1))
+
+
+def test_the_fewest_columns_are_enough(tmp_path: Path, small: Any) -> None:
+    row = only(crosscheck(write(tmp_path, SMALL, columns=list(SMALL))))
+    assert (row["status"], row["predicted_ms"]) == ("ok", small.ms)
+
+
+@pytest.mark.parametrize("causal", ["0", "1"])
+def test_tflops_become_ms_by_the_papers_flops(tmp_path: Path, causal: str) -> None:
+    row = only(crosscheck(write(tmp_path, {**SMALL, "ms": "", "tflops": "5", "causal": causal})))
+    flops = 4 * 64 * 256 * 256 * 2 / (2 if causal == "1" else 1)
+    assert row["measured_ms"] == pytest.approx(flops / 5e9)
+    assert row["error_pct"] == pytest.approx(100 * (row["predicted_ms"] / row["measured_ms"] - 1))
+
+
+def test_cycles_where_given_are_what_is_compared(tmp_path: Path, small: Any) -> None:
+    row = only(crosscheck(write(tmp_path, {**SMALL, "ms": "5", "cycles": str(2 * small.cycles)})))
+    assert row["error_pct"] == pytest.approx(-50)
+    assert f"predicted {small.cycles:,.0f} cycles" in row["verdict"]
+
+
+def test_clock_mhz_caps_the_clock(tmp_path: Path) -> None:
+    free, slow = crosscheck(write(tmp_path, SMALL, {**SMALL, "clock_mhz": "500"}))["rows"]
+    asked = simulate(get_schedule("fa2"), load_gpu("h200"), ATTENTION, clock=500.0)
+    assert slow["predicted_ms"] == asked.ms > free["predicted_ms"]
+
+
+def test_a_variant_sets_switches(tmp_path: Path) -> None:
+    path = write(tmp_path, {**SMALL, "variant": "block_kv=64; counts=ideal;warps=none"})
+    asked = simulate(get_schedule("fa2", block_kv=64, counts="ideal"), load_gpu("h200"), ATTENTION)
+    assert only(crosscheck(path))["predicted_cycles"] == asked.cycles
+
+
+def test_gpu_stands_in_for_the_column(tmp_path: Path) -> None:
+    columns = [name for name in SMALL if name != "gpu"]
+    row = only(crosscheck(write(tmp_path, SMALL, columns=columns), gpu="a100-80gb"))
+    assert (row["gpu"], row["predicted_ms"]) == (
+        "a100-80gb", simulate(get_schedule("fa2"), load_gpu("a100-80gb"), ATTENTION).ms,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "h300"}, "gpu 'h300' is unknown; did you mean h200?"),
+        ({"gpu": "no.toml"}, "chip file no.toml does not exist"),
+        ({"kernel": "fa22"}, "schedule 'fa22' is unknown; did you mean fa2?"),
+        ({"kernel": ""}, "kernel is missing"),
+        ({"seqlen_q": ""}, "seqlen_q is missing"),
+        ({"pass": "bwd"}, "fa2 has a forward schedule only, got pass 'bwd'"),
+        ({"pass": "sideways"}, "pass is 'sideways'; it must be one of fwd, bwd, fwd+bwd: change pass_"),
+        ({"dtype": "fp7"}, "dtype is 'fp7'; it must be one of"),
+        ({"batch": "four"}, "batch is 'four'; it must be a number above zero"),
+        ({"batch": "1.5"}, "batch is 1.5; it must be a whole number from 1 to 2147483647"),
+        ({"batch": "-1"}, "batch is '-1'; it must be a number above zero"),
+        ({"batch": "nan"}, "batch is 'nan'; it must be a number above zero"),
+        ({"seqlen_q": "400000000"}, "batch x heads_q x seqlen_q is 800000000; at most 268435456 query rows"),
+        ({"heads_kv": "3"}, "heads_q is 2 and heads_kv is 3; heads_q must be a multiple of heads_kv"),
+        ({"head_dim": "512"}, "fa2 has no tile for head_dim 512"),
+        ({"causal": "maybe"}, "causal is 'maybe'; it must be 0 or 1"),
+        ({"ms": ""}, "ms, tflops and cycles are all blank; give one to compare with"),
+        ({"ms": "0"}, "ms is '0'; it must be a number above zero"),
+        ({"cycles": "1e999"}, "cycles is '1e999'; it must be a number above zero"),
+        ({"clock_mhz": "5"}, "clock is 5.0; give MHz between 100 and 10000, boost or power"),
+        ({"variant": "9.13"}, "variant '9.13' names no switch; write field=value;field=value or one of no_intra_overlap"),
+        ({"variant": "no_intra_overlap"}, "fa2 has no field 'intra_overlap'; did you mean"),
+        ({"variant": "stages=2"}, "fa2 has no field 'stages'; did you mean"),
+        ({"variant": "block_q=wide"}, "variant sets block_q to 'wide'; it takes int or none"),
+    ],
+)
+def test_a_row_that_cannot_be_modelled_is_listed_with_its_reason(
+    tmp_path: Path, change: dict[str, str], reason: str
+) -> None:
+    bad, good = crosscheck(write(tmp_path, {**SMALL, **change}, SMALL))["rows"]
+    assert (bad["line"], bad["status"], bad["predicted_ms"], bad["error_pct"]) == (2, "skipped", None, None)
+    assert bad["reason"].startswith(reason)
+    assert (good["line"], good["status"]) == (3, "ok")
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    lines = [
+        "# where this comes from", "note,gpu,kernel,batch,heads_q,seqlen_q,head_dim,ms", "",
+        '"two', 'lines",h200,fa2,1,2,256,64,0.01', "# skipped", "short,h200", '"never closed,h200,fa2,1,2,256,64,0.01',
+        "last,h200,fa2,1,2,256,64,0.01",
+    ]
+    path.write_text("\r\n".join(lines))
+    found = [(each["line"], each["status"], each["reason"]) for each in crosscheck(path)["rows"]]
+    assert found == [
+        (4, "ok", ""),
+        (7, "skipped", "the line has 2 cells and the header 8"),
+        (8, "skipped", "the line is not CSV: unexpected end of data"),
+        (9, "ok", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty; give a CSV file with a header and rows"),
+        ("# only a comment\n", "is empty; give a CSV file with a header and rows"),
+        (",".join(COLUMNS), "has a header and no rows; add measurements"),
+        ("gpu,kernel,ms\nh200,fa2,1\n", "has no column batch, heads_q, seqlen_q, head_dim; it needs gpu, kernel, batch,"),
+        ("gpu,kernel,batch,heads_q,seqlen_q,head_dim\nh200,fa2,1,1,1,64\n", "has none of the columns ms, tflops, cycles"),
+        (",".join([*COLUMNS, "ms"]) + "\n", "has the column ms twice; keep one"),
+        ('"gpu,kernel\n', "the header is not CSV: unexpected end of data"),
+    ],
+)
+def test_a_file_without_the_columns_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"rows\.csv") as error:
+        crosscheck(path)
+    assert sentence in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        crosscheck(tmp_path / "none.csv")
+    with pytest.raises(OSError, match="directory"):
+        crosscheck(tmp_path)
+    (tmp_path / "image.csv").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(ValueError, match=r"image.csv is not UTF-8 text .*; give a CSV file"):
+        crosscheck(tmp_path / "image.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"engine": "quick"}, "engine 'quick' is unknown; choose one of fast, simpy"),
+        ({"jobs": 0}, "jobs is 0; it must be at least 1, or None for one per CPU"),
+        ({"gpu": "h300"}, "gpu 'h300' is unknown"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match="is") as error:
+        crosscheck(write(tmp_path, SMALL), **options)
+    assert str(error.value).startswith(sentence)
+
+
+def test_equal_rows_are_predicted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(case: module.Case) -> Prediction:
+        calls.append(case)
+        return Prediction(ms=1.0, cycles=1.0, tflops=1.0, limiter="HBM bandwidth")
+
+    monkeypatch.setattr(module, "_predict", counted)
+    longer = {**SMALL, "seqlen_q": "512"}
+    crosscheck(write(tmp_path, SMALL, {**SMALL, "ms": "2", "heads_kv": "2"}, longer, SMALL))
+    assert [case.attention.seqlen_q for case in calls] == [256, 512]
+
+
+def test_processes_change_nothing(tmp_path: Path) -> None:
+    lengths = [{**SMALL, "seqlen_q": str(64 * n)} for n in range(1, 12)]
+    path = write(tmp_path, *lengths, {**SMALL, "gpu": "h300"}, {**SMALL, "pass": "bwd"})
+    assert crosscheck(path, jobs=1) == crosscheck(path, jobs=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "limiter", "words"),
+    [
+        (9.9, "", "as predicted (within 10 %)"),
+        (-9.9, "", "as predicted (within 10 %)"),
+        (10.1, "", "faster than predicted: the model misses something or the clock was higher"),
+        (-30, "HBM bandwidth, 90 % busy", "predicted 1.5 ms, bound by HBM bandwidth, 90 % busy; look for more HBM bytes"),
+        (-30, "parallelism: 9 of 132 SMs have no CTA", "look for a smaller grid"),
+        (-30, "the FMA pipe, 90 % busy", "look for instructions beside the modelled ones"),
+    ],
+)
+def test_verdicts_say_what_the_error_means(error: float, limiter: str, words: str) -> None:
+    said = verdict(error, Prediction(ms=1.5, cycles=1e6, tflops=1.0, limiter=limiter))
+    assert words in said
+    assert said.startswith("slower than the hardware allows: ") == (error < -10)
+
+
+def test_the_summary_counts_and_groups() -> None:
+    ok = {"status": "ok", "gpu": "h200", "pass": "fwd", "head_dim": 64, "causal": 0}
+    skipped = {"status": "skipped", "reason": "no such gpu"}
+    summary = summarize([
+        {**ok, "line": 2, "kernel": "fa1", "error_pct": -30.0}, {**ok, "line": 3, "kernel": "fa2", "error_pct": 10.0},
+        {**ok, "line": 4, "kernel": "fa2", "error_pct": -1.0}, {**skipped, "line": 5}, {**skipped, "line": 6},
+    ])
+    assert (summary["ok"], summary["skipped"]) == (3, 2)
+    assert summary["skipped_reasons"] == {"no such gpu": {"n": 2, "first_line": 5}}
+    assert summary["overall"] == {
+        "n": 3, "mean_abs_error_pct": pytest.approx(41 / 3), "median_abs_error_pct": 10, "max_abs_error_pct": 30, "bias_pct": -7,
+    }
+    assert summary["kernel"]["fa2"]["bias_pct"] == 4.5
+    assert summary["gpu/kernel/pass/head_dim/causal"]["h200 fa1 fwd 64 0"]["n"] == 1
+    assert set(summary["head_dim"]) == {"64"}
+
+
+def test_a_file_of_bad_rows_alone_has_no_errors_to_average(tmp_path: Path) -> None:
+    summary = crosscheck(write(tmp_path, {**SMALL, "gpu": "h300"}))["summary"]
+    assert (summary["ok"], summary["skipped"], summary["kernel"]) == (0, 1, {})
+    assert "overall" not in summary
