@@ -180,16 +180,16 @@ class Launch(Section):
 
 
 class Power(Section):
-    """Board limit, power at rest, what clocking every SM adds at boost, and energy per event at boost clock and voltage.
+    """Board limit, power at rest, and energy per event at boost clock and voltage.
 
     ``regulated_share``: what the regulator holds of the limit. ``tensor_clock_slope_mhz``: how far the free-running clock falls
-    below ``tensor_peak_mhz`` when the tensor cores are fully busy, whatever the power. ``voltage_floor``: lowest core voltage over the voltage at boost, reached at half the boost clock.
+    below ``tensor_peak_mhz`` when the tensor cores are fully busy, whatever the power. ``voltage_floor``: lowest core
+    voltage over the voltage at boost, reached at half the boost clock.
     """
 
     limit_w: Watts
     regulated_share: Ratio
     idle_w: Watts
-    clock_w: Watts
     voltage_floor: Ratio
     tensor_clock_slope_mhz: MhzOrZero
     hmma_pj: Picojoules

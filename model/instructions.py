@@ -31,7 +31,8 @@ class Path(IntEnum):
 class Instruction:
     """One warp instruction: the pipe it occupies, the chip field that prices it, and where its data go.
 
-    ``smem_bytes``: bytes of the shared-memory port per warp instruction; ``spill_bytes``: bytes of local memory written through to L2. ``counter``: the profiler's pipe that counts it.
+    ``smem_bytes``: bytes of the shared-memory port per warp instruction; ``spill_bytes``: bytes of local memory written through
+    to L2. ``counter``: the profiler's pipe that counts it.
     """
 
     name: str

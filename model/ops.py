@@ -1,8 +1,8 @@
 """The op vocabulary: one row per tile operation, with the units it occupies, what completes it, what it issues and means.
 
-``lower`` writes the warp instructions that one warp of the role issues (:mod:`.lowering`); ``meaning`` computes the tile's numbers
-(:mod:`.meaning`). Costs are not here: an op issues instructions (:mod:`.instructions`), and the chip prices those (:mod:`.gpu`).
-A new op is one row of OPS.
+``lower`` writes the warp instructions that one warp of the role issues (:mod:`.lowering`); ``meaning`` computes the tile's
+numbers (:mod:`.meaning`). Costs are not here: an op issues instructions (:mod:`.instructions`), and the chip prices those
+(:mod:`.gpu`). A new op is one row of OPS.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ CODE_COLUMNS = ("opcode", "bundle", "count", "arg", "bytes", "tensor", "index", 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """``const + arg_coef * tile argument + coef * loop + outer_coef * outer``: how a Program names a block, a trip count or a guard."""
+    """``const + arg_coef * tile argument + coef * loop + outer_coef * outer``: names a block, a trip count or a guard."""
 
     const: int = 0
     arg: str | None = None

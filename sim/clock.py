@@ -62,8 +62,7 @@ def sustained(gpu: GPU, *, cycles: float, counts: Mapping[str, int], bytes_: Map
 
     def watts(mhz: float) -> float:
         scale = voltage(gpu, mhz) ** 2
-        clocked = gpu.power.clock_w * (mhz / gpu.clock.boost_mhz) * scale
-        return float(gpu.power.idle_w + clocked + per_cycle * 1e-12 * mhz * 1e6 * scale)
+        return float(gpu.power.idle_w + per_cycle * 1e-12 * mhz * 1e6 * scale)
 
     top, rule = cap_mhz, f"cap {cap_mhz:.0f} MHz"
     flops = sum(n for name, n in counts.items() if INSTRUCTIONS[name].pipe == "tensor") * MMA_FLOP

@@ -199,7 +199,8 @@ def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int
 
 
 def _load_kv(b: Builder, shift: int) -> None:
-    """A K/V block enters shared memory once per outer step; its fragments then stay in registers. The first Q block comes along."""
+    """A K/V block enters shared memory once per outer step; its fragments then stay in registers. The first Q block comes
+    along."""
     b.op("load", writes="Qnext", reads="Q", index=Index(arg="n_q", const=-1))
     for tensor, fragments in (("K", "Kf"), ("V", "Vf")):
         b.op("barrier")

@@ -75,10 +75,10 @@ struct MixInterleaved : MixState {
 };
 
 // Two pipes taking turns, one instruction each. kInst counts both.
-template <class First, class Second>
+template <class First, class Second, int kPerRegion>
 struct Alternate {
     static constexpr int kChains = 16, kRegions = 64;
-    static constexpr int kInst = 2 * kRegions;
+    static constexpr int kInst = 2 * kRegions * kPerRegion;
     Chains<First, kChains, 1> first;
     Chains<Second, kChains, 1> second;
 
@@ -88,8 +88,11 @@ struct Alternate {
     }
     template <int kRegion>
     __device__ __forceinline__ void region() {
-        first.apply(kRegion % kChains, kRegion / kChains);
-        second.apply(kRegion % kChains, kRegion / kChains);
+#pragma unroll
+        for (int i = kRegion * kPerRegion; i < (kRegion + 1) * kPerRegion; ++i) {
+            first.apply(i % kChains, i / kChains);
+            second.apply(i % kChains, i / kChains);
+        }
     }
     __device__ float sink() { return first.sink() + second.sink(); }
 };
