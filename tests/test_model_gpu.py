@@ -86,7 +86,9 @@ def test_datasheet_identities(name: str, sms: int, boost: int, peak_tflops: floa
     """SMs x FLOP a clock x the tensor clock is the dense 16-bit peak of the datasheet."""
     gpu = load_gpu(name)
     assert (gpu.sm.count, gpu.clock.boost_mhz) == (sms, boost)
-    assert gpu.sm.count * gpu.sm.tensor_flop_per_clk * gpu.clock.tensor_peak_mhz * 1e6 == pytest.approx(peak_tflops * 1e12, rel=0.005)
+    assert gpu.sm.count * gpu.sm.tensor_flop_per_clk * gpu.clock.tensor_peak_mhz * 1e6 == pytest.approx(
+        peak_tflops * 1e12, rel=0.005
+    )
 
 
 @pytest.mark.parametrize("name", ALL_GPUS)

@@ -134,7 +134,9 @@ def test_refusals_are_sentences(program: Program, sentence: str) -> None:
 
 
 def test_more_warps_than_an_sm_has_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^kernel does not fit on h200 \(warps: 65 of 64 -> 0\); use smaller tiles or more warps$"):
+    with pytest.raises(
+        ValueError, match=r"^kernel does not fit on h200 \(warps: 65 of 64 -> 0\); use smaller tiles or more warps$"
+    ):
         occupancy(load_gpu("h200"), kernel(warps=65, registers=16))
 
 

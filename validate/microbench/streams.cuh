@@ -38,14 +38,14 @@ __host__ __device__ constexpr int inner_steps(double cycles, double min_cycles =
     X(kHmmaLdsm, "hmma_ldsm", 7.0, HmmaLdsm)                                \
     X(kSoftmaxMix, "softmax_mix", 12.0, SoftmaxMix)                         \
     X(kMixInterleaved, "mix_interleaved", 12.0, MixInterleaved)             \
-    X(kEx2Ffma, "ex2_ffma", 4.0, Alternate<Ex2Op, FfmaOp>)                  \
-    X(kFfmaFmnmx, "ffma_fmnmx", 1.5, Alternate<FfmaOp, FmnmxOp>)            \
-    X(kHmmaFfma1, "hmma_ffma1", 7.0, HmmaWith<FfmaOnOperand, 1>)        \
-    X(kHmmaFfma2, "hmma_ffma2", 8.0, HmmaWith<FfmaOnOperand, 2>)        \
-    X(kHmmaFfma4, "hmma_ffma4", 9.0, HmmaWith<FfmaOnOperand, 4>)        \
-    X(kHmmaIadd1, "hmma_iadd1", 8.0, HmmaWith<IaddOnOperand, 1>)        \
-    X(kHmmaIadd2, "hmma_iadd2", 10.0, HmmaWith<IaddOnOperand, 2>)       \
-    X(kHmmaIadd4, "hmma_iadd4", 14.0, HmmaWith<IaddOnOperand, 4>)       \
+    X(kEx2Ffma, "ex2_ffma", 4.0, Alternate<Ex2Op, FfmaOp, 64, 1>)           \
+    X(kFfmaFmnmx, "ffma_fmnmx", 1.5, Alternate<FfmaOp, FmnmxOp, 8, 32>)     \
+    X(kHmmaFfma1, "hmma_ffma1", 7.0, HmmaWith<FfmaOnOperand, 1>)            \
+    X(kHmmaFfma2, "hmma_ffma2", 8.0, HmmaWith<FfmaOnOperand, 2>)            \
+    X(kHmmaFfma4, "hmma_ffma4", 9.0, HmmaWith<FfmaOnOperand, 4>)            \
+    X(kHmmaIadd1, "hmma_iadd1", 8.0, HmmaWith<IaddOnOperand, 1>)            \
+    X(kHmmaIadd2, "hmma_iadd2", 10.0, HmmaWith<IaddOnOperand, 2>)           \
+    X(kHmmaIadd4, "hmma_iadd4", 14.0, HmmaWith<IaddOnOperand, 4>)           \
     X(kRescaleMix, "rescale_mix", 1.5, RescaleMix)                          \
     X(kSpin, "spin", 4.0, Spin)
 

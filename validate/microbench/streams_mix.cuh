@@ -74,10 +74,10 @@ struct MixInterleaved : MixState {
     }
 };
 
-// Two pipes taking turns, one instruction each. kInst counts both.
-template <class First, class Second, int kPerRegion>
+// Two pipes taking turns, one instruction each, in kCount regions of kPerRegion pairs. kInst counts both.
+template <class First, class Second, int kCount, int kPerRegion>
 struct Alternate {
-    static constexpr int kChains = 16, kRegions = 64;
+    static constexpr int kChains = 16, kRegions = kCount;
     static constexpr int kInst = 2 * kRegions * kPerRegion;
     Chains<First, kChains, 1> first;
     Chains<Second, kChains, 1> second;

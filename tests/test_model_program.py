@@ -1,0 +1,259 @@
+"""Programs: indices, jumps, counts that agree three ways, sizes that do not grow, and one program printed in full."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import GPUS, load_gpu
+from flashsim.model.instructions import INSTRUCTIONS
+from flashsim.model.program import CODE_COLUMNS, Index, Opcode, Program, Statement, Tensor, Tiles, counters
+from flashsim.model.schedule import Builder
+from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.sim.chip import bundle_counts
+
+ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
+GOLDEN = Path(__file__).parent / "golden" / "test_model_program"
+SMALL = st.integers(-3, 3)
+
+
+def lowered(name: str, gpu: str = "h200", **shape: Any) -> tuple[Program, ...]:
+    fields: dict[str, Any] = {"batch": 1, "heads_q": 2, "seqlen_q": 300, "head_dim": 64, **shape}
+    return get_schedule(name).lower(load_gpu(gpu), Attention(**fields))
+
+
+def expanded(program: Program, tile: int) -> dict[str, int]:
+    """Instructions of one tile from ``bundle_counts``."""
+    out = dict.fromkeys(INSTRUCTIONS, 0)
+    for times, bundle in zip(bundle_counts(program)[tile], program.bundles, strict=True):
+        for name, n in bundle:
+            out[name] += n * int(times)
+    return out
+
+
+# --- indices and tensors ---
+
+
+@given(const=SMALL, a=SMALL, b=SMALL, c=SMALL, arg=SMALL, loop=SMALL, outer=SMALL)
+def test_an_index_is_a_sum(const: int, a: int, b: int, c: int, arg: int, loop: int, outer: int) -> None:
+    index = Index(const=const, arg="n", arg_coef=a, loop="i", coef=b, outer="j", outer_coef=c)
+    assert index.value({"n": arg}, {"i": loop, "j": outer}) == const + a * arg + b * loop + c * outer
+
+
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [
+        (Index(), "0"),
+        (Index(const=-3), "-3"),
+        (Index(arg="n"), "n"),
+        (Index(arg="n", const=-1, loop="i", coef=-1), "n-i-1"),
+        (Index(loop="i", coef=3, const=2), "3*i+2"),
+        (Index(arg="n", arg_coef=-1, loop="i", const=1), "-n+i+1"),
+        (Index(arg="n", arg_coef=16, loop="i", coef=-16, outer="j", outer_coef=-128, const=-1), "16*n-128*j-16*i-1"),
+    ],
+)
+def test_an_index_prints_as_it_is_written(index: Index, text: str) -> None:
+    assert str(index) == text
+
+
+def test_a_statement_prints_and_does_not_change() -> None:
+    s = Statement(kind="load", writes=("Qs",), reads=("Q",), index=Index(arg="q"), attrs={"scoreboard": 2})
+    assert str(s) == "load Qs <- Q[q] scoreboard=2"
+    with pytest.raises(TypeError):
+        s.attrs["scoreboard"] = 3  # type: ignore[index]
+
+
+def test_blocks_are_clipped_to_their_tensor() -> None:
+    t = Tensor(name="S", heads=2, rows=100, cols=70, bytes_per_element=2, block_rows=64, cols_per_block=64)
+    assert (t.row_blocks, t.col_blocks, t.blocks) == (2, 2, 4)
+    assert [t.block_bytes(b) for b in range(4)] == [64 * 64 * 2, 64 * 6 * 2, 36 * 64 * 2, 36 * 6 * 2]
+    assert 2 * sum(t.block_bytes(b) for b in range(4)) == t.size_bytes
+
+
+# --- the builder: jumps ---
+
+Nest = list[tuple[str, Any]]  # ("op", name) | ("loop" | "when", (index, body))
+NAMES = ("ffma", "fadd", "ex2", "shfl")
+
+
+@st.composite
+def nests(draw: st.DrawFn, depth: int = 0) -> Nest:
+    out: Nest = []
+    for _ in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(("op", "loop", "when") if depth < 3 else ("op",)))
+        if kind == "op":
+            out.append(("op", draw(st.sampled_from(NAMES))))
+        else:
+            fields: dict[str, Any] = {"const": draw(st.integers(-1, 2)), "arg": "n", "arg_coef": draw(st.integers(-1, 1))}
+            out.append((kind, (fields, draw(nests(depth + 1)))))
+    return out
+
+
+def build(nest: Nest, tiles: list[int]) -> Program:
+    b = Builder(name="nest", warps=2, registers=32)
+
+    def emit(body: Nest, loops: tuple[str, ...]) -> None:
+        for kind, what in body:
+            if kind == "op":
+                b.op("wait_load", scoreboard=0)
+                b.issue(what, 1)
+                continue
+            fields, inner = what
+            if kind == "loop":
+                var = f"v{len(b.loops)}"
+                with b.loop(var, Index(**fields)):
+                    emit(inner, (*loops, var))
+            else:  # a guard may also look at the two innermost loops
+                names = {"loop": loops[-1]} if loops else {}
+                names |= {"outer": loops[-2]} if len(loops) > 1 else {}
+                with b.when(Index(**fields, **names, coef=-1)):
+                    emit(inner, loops)
+
+    emit(nest, ())
+    values = np.array([[n] for n in tiles], np.int64)
+    return b.build(tensors=(), tiles=Tiles(names=("n",), values=values))
+
+
+def by_hand(nest: Nest, n: int) -> Counter[str]:
+    """What one warp issues, by running the nest in Python."""
+    out: Counter[str] = Counter()
+
+    def go(body: Nest, loops: tuple[int, ...]) -> None:
+        for kind, what in body:
+            if kind == "op":
+                out[what] += 1
+                continue
+            fields, inner = what
+            value = fields["const"] + fields["arg_coef"] * n
+            if kind == "loop":
+                for i in range(value):
+                    go(inner, (*loops, i))
+            else:
+                value -= loops[-1] if loops else 0
+                value += loops[-2] if len(loops) > 1 else 0
+                if value >= 0:
+                    go(inner, loops)
+
+    go(nest, ())
+    return out
+
+
+@settings(max_examples=200, deadline=None)
+@given(nest=nests(), tiles=st.lists(st.integers(-1, 3), min_size=1, max_size=3))
+def test_walk_and_code_follow_the_same_path(nest: Nest, tiles: list[int]) -> None:
+    """Loops with no trips, guards on loop counters, any nesting: statements, code and a plain Python run agree."""
+    program = build(nest, tiles)
+    for tile, n in enumerate(tiles):
+        expected = by_hand(nest, n)
+        walked = sum(1 for s, _, _ in program.walk(tile) if s.kind == "wait_load")
+        counted = program.instruction_counts(tile)
+        assert walked == expected.total()
+        assert {name: times // program.warps for name, times in counted.items() if times} == dict(expected)
+        assert expanded(program, tile) == counted
+
+
+def test_an_unknown_op_is_refused() -> None:
+    b = Builder(name="k", warps=1, registers=1)
+    with pytest.raises(ValueError, match=r"^op 'mmma' is unknown; the vocabulary is load_async, load, "):
+        b.op("mmma")
+
+
+def test_a_jump_lands_where_it_should() -> None:
+    jump = CODE_COLUMNS.index("jump")
+    for name in ALL_SCHEDULES:
+        for program in lowered(name, causal=True):
+            code = program.code
+            for at, row in enumerate(code):
+                if row[0] == Opcode.LOOP:
+                    assert code[row[jump], 0] == Opcode.END
+                    assert code[row[jump], jump] == at
+                elif row[0] == Opcode.SKIP_IF_NEGATIVE:
+                    assert at < row[jump] < len(code)
+            assert code[-1, 0] == Opcode.EXIT
+
+
+# --- shipped programs ---
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_counts_agree_three_ways(name: str, gpu: str, causal: bool) -> None:
+    """walk (statements), instruction_counts (Python over code) and bundle_counts (compiled over code)."""
+    for program in lowered(name, gpu, seqlen_q=200, seqlen_kv=330, causal=causal):
+        for tile in range(len(program.tiles)):
+            counted = program.instruction_counts(tile)
+            assert expanded(program, tile) == counted
+            products = sum(_hmma(program, s) for s, _, _ in program.walk(tile) if s.kind == "mma")
+            assert counted["hmma"] == products
+            assert counters(counted)["total"] == sum(counted.values())
+
+
+def _hmma(program: Program, s: Statement) -> int:
+    """mma.sync m16n8k16 of a whole CTA for one statement: its shape over the instruction's, whoever splits what."""
+    buffers = {b.name: b for b in program.buffers}
+    a, out = buffers[s.reads[0]], buffers[s.writes[0]]
+    return (out.rows // 16) * (out.cols // 8) * (a.cols // 16)
+
+
+@pytest.mark.parametrize(("name", "d"), [(name, d) for name in ALL_SCHEDULES for d in (64, 128)])
+def test_hmma_count_is_the_flops_over_an_instructions_flops(name: str, d: int) -> None:
+    """Where tiles divide the problem, 4 N^2 d FLOPs a head are N^2 d / 1024 instructions of 4096 FLOPs."""
+    a = Attention(batch=1, heads_q=2, seqlen_q=512, head_dim=d)
+    total = sum(
+        p.instruction_counts(t)["hmma"] for p in get_schedule(name).lower(load_gpu("h200"), a) for t in range(len(p.tiles))
+    )
+    assert total == a.flops() // 4096
+
+
+def test_exponentials_of_fa2_are_one_a_score_and_one_a_row_and_block() -> None:
+    a = Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=128)
+    (program,) = get_schedule("fa2", counts="ideal").lower(load_gpu("h200"), a)
+    total = sum(program.instruction_counts(t)["ex2"] for t in range(len(program.tiles)))
+    rescales = (512 // 128) * (512 // 64) * 4 * 4  # tiles, K/V blocks, warps; a thread owns 4 rows
+    assert total == 512 * 512 // 32 + rescales
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_size_does_not_grow_with_the_sequence(name: str, causal: bool) -> None:
+    """Four times the length, the same code; the row kernels of standard attention keep a whole row in registers."""
+    short, long = (lowered(name, seqlen_q=n, causal=causal) for n in (1024, 4096))
+    for before, after in zip(short, long, strict=True):
+        assert len(before.statements) == len(after.statements)
+        if not before.name.startswith(("standard_mask", "standard_softmax")):
+            assert np.array_equal(before.code[:, :4], after.code[:, :4])
+            assert before.bundles == after.bundles
+
+
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_a_program_is_well_formed(name: str, gpu: str) -> None:
+    for program in lowered(name, gpu, causal=True):
+        assert program.code.shape[1] == len(CODE_COLUMNS)
+        buffers, tensors = {b.name for b in program.buffers}, {t.name for t in program.tensors}
+        for s in program.statements:
+            if s.kind.startswith("load"):
+                assert set(s.reads) <= tensors
+                assert set(s.writes) <= buffers
+            if s.kind == "store":
+                assert set(s.writes) <= tensors
+        assert (program.code[:, CODE_COLUMNS.index("count")] >= 0).all()
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_lowering_twice_gives_the_same_text(name: str) -> None:
+    assert [str(p) for p in lowered(name)] == [str(p) for p in lowered(name)]
+
+
+def test_fa2_on_an_h200_in_full() -> None:
+    """A change of this text is a change of the kernel: look at it, then store it anew."""
+    (program,) = lowered("fa2", batch=4, heads_q=16, seqlen_q=4096, head_dim=128)
+    assert str(program) + "\n" == (GOLDEN / "fa2_h200.txt").read_text()

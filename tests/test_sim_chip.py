@@ -1,0 +1,132 @@
+"""Dispatch: each tile once, breadth first, then to whom is free first; and what it means for FA1 on a chip it cannot fill."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import GPUS, load_gpu
+from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.sim.chip import Dispatch, dispatch, tile_work
+from flashsim.sim.engine import PORT, bundle_table
+from flashsim.sim.predict import simulate
+
+ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
+
+
+def equal(n: int, *, sms: int, slots: int, alone: float = 1.0) -> Dispatch:
+    return dispatch(np.full(n, 1000), sms=sms, slots=slots, alone=alone)
+
+
+@given(
+    work=st.lists(st.integers(1, 10_000), min_size=1, max_size=120),
+    sms=st.integers(1, 12),
+    slots=st.integers(1, 4),
+    alone=st.floats(0.05, 1.0),
+)
+def test_every_tile_is_dispatched_exactly_once(work: list[int], sms: int, slots: int, alone: float) -> None:
+    order = dispatch(np.array(work), sms=sms, slots=slots, alone=alone)
+    assert sorted(np.concatenate(order.queues).tolist()) == list(range(len(work)))
+    for queue in order.queues:
+        assert queue.tolist() == sorted(queue.tolist()), "a later tile overtook an earlier one"
+    assert order.waves == pytest.approx(len(work) / (sms * slots))
+    assert order.idle_sms == sum(len(q) == 0 for q in order.queues) == max(0, sms - len(work))
+    assert len(order.queue) > 0
+
+
+@given(n=st.integers(1, 200), sms=st.integers(1, 20), slots=st.integers(1, 4))
+def test_the_first_round_is_breadth_first(n: int, sms: int, slots: int) -> None:
+    """SM k gets tiles k, k + sms, k + 2 sms ...: a second CTA only after every SM has one."""
+    order = equal(n, sms=sms, slots=slots)
+    for sm, queue in enumerate(order.queues):
+        first = [t for t in range(min(n, sms * slots)) if t % sms == sm]
+        assert queue[: len(first)].tolist() == first
+
+
+@given(n=st.integers(1, 300), sms=st.integers(1, 20), slots=st.integers(1, 3))
+def test_equal_tiles_spread_evenly(n: int, sms: int, slots: int) -> None:
+    """Greedy makespan: with one slot the most loaded SM has ceil(n / sms) tiles; it is the critical one with any slots.
+
+    With more slots CTAs of one SM end together and take their successors together, so a last round may fill an SM's slots first.
+    """
+    order = equal(n, sms=sms, slots=slots)
+    loads = [len(q) for q in order.queues]
+    full, rest = divmod(n, sms * slots)
+    assert full * slots + -(-rest // sms) <= max(loads) <= full * slots + min(slots, rest)
+    assert slots > 1 or max(loads) == -(-n // sms)
+    assert loads[order.critical] == max(loads)
+
+
+def test_work_goes_to_whom_is_free_first() -> None:
+    """SM 0 has a tile ten times as long: everything else goes to SM 1."""
+    order = dispatch(np.array([10_000, 1000, 1000, 1000, 1000]), sms=2, slots=1, alone=1.0)
+    assert [q.tolist() for q in order.queues] == [[0], [1, 2, 3, 4]]
+    assert order.critical == 0
+
+
+def test_a_late_long_tile_makes_its_sm_critical() -> None:
+    order = dispatch(np.array([1000, 1000, 1000, 50_000]), sms=2, slots=1, alone=1.0)
+    assert 3 in order.queue
+
+
+def test_idle_sms_are_counted() -> None:
+    assert equal(100, sms=132, slots=2).idle_sms == 32
+    assert equal(132, sms=132, slots=2).idle_sms == 0
+    assert equal(100, sms=132, slots=2).waves == pytest.approx(100 / 264)
+
+
+@given(works=st.lists(st.integers(1, 1000), min_size=1, max_size=60), sms=st.integers(1, 6))
+def test_no_sm_is_left_behind_by_more_than_one_tile(works: list[int], sms: int) -> None:
+    """Greedy list scheduling, one slot: the makespan is at most the mean load plus the longest tile (Graham 1966)."""
+    order = dispatch(np.array(works), sms=sms, slots=1, alone=1.0)
+    loads = [sum(works[t] for t in q) for q in order.queues]
+    assert max(loads) <= sum(works) / sms + max(works)
+    assert loads[order.critical] == max(loads)
+
+
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_a_causal_tile_needs_no_more_than_a_full_one(name: str, gpu: str) -> None:
+    chip = load_gpu(gpu)
+    shape = {"batch": 1, "heads_q": 2, "seqlen_q": 1024, "head_dim": 64}
+    plain, causal = (get_schedule(name).lower(chip, Attention(**shape, causal=c))[-1] for c in (False, True))  # type: ignore[arg-type]
+    work = [tile_work(p, bundle_table(p, chip)) for p in (plain, causal)]
+    assert (work[0] == work[0][0]).all()
+    assert (work[0] > 0).all()
+    if name == "fa2":  # Q blocks from first to last see more and more keys
+        blocks = causal.tiles.column("q_block")
+        assert (np.diff(work[1][np.argsort(blocks, kind="stable")]) >= 0).all()
+        assert work[1].min() < 0.5 * work[1].max()
+    assert bundle_table(plain, chip)[:, PORT].min() > 0
+
+
+@pytest.mark.parametrize(("batch", "heads"), [(1, 8), (2, 16), (4, 16)])
+def test_fa1_leaves_sms_idle_where_fa2_fills_them(batch: int, heads: int) -> None:
+    """Batch x heads below the A100's 108 SMs: FA1's one CTA a head idles the rest, and the answer says so."""
+    gpu = load_gpu("a100-40gb")
+    a = Attention(batch=batch, heads_q=heads, seqlen_q=2048, head_dim=64)
+    fa1, fa2 = (simulate(get_schedule(name), gpu, a, clock="boost") for name in ("fa1", "fa2"))
+    idle = 108 - batch * heads
+    assert fa1.launches[0].dispatch.idle_sms == idle
+    assert fa1.limiter == f"parallelism: {idle} of 108 SMs have no CTA ({batch * heads} CTAs in the grid)"
+    assert fa2.launches[0].dispatch.idle_sms == 0
+    assert not fa2.limiter.startswith("parallelism")
+    assert fa1.cycles / fa2.cycles > 108 / (batch * heads)
+
+
+def test_fa1_with_enough_heads_is_not_limited_by_parallelism() -> None:
+    a = Attention(batch=16, heads_q=16, seqlen_q=512, head_dim=64)
+    result = simulate(get_schedule("fa1"), load_gpu("a100-40gb"), a, clock="boost")
+    assert result.launches[0].dispatch.idle_sms == 0
+    assert not result.limiter.startswith("parallelism")
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_the_critical_sm_is_what_is_simulated(name: str) -> None:
+    result = simulate(get_schedule(name), load_gpu("h200"), Attention(batch=1, heads_q=4, seqlen_q=1024, head_dim=64))
+    for launch in result.launches:
+        assert launch.job.queue.tolist() == launch.dispatch.queue.tolist()
+        assert len(launch.run.ctas) == len(launch.dispatch.queue)
