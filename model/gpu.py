@@ -8,6 +8,7 @@ gpu.hbm.peak_bytes_per_s.source     # ... that says where it comes from
 from __future__ import annotations
 
 import difflib
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 KINDS = ("datasheet", "measured", "derived", "assumed")
 GPUS = ("a100-40gb", "a100-80gb", "h100", "h100-pcie", "h200")
 ARCHITECTURES = ("sm_80", "sm_90")
+MAX_FLOAT = sys.float_info.max
 
 
 class ChipError(ValueError):
@@ -38,6 +40,10 @@ class Sourced(float):
         number.unit, number.kind, number.source = unit, kind, source
         return number
 
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, str]]:
+        """What copy and pickle (worker processes) make the number anew from."""
+        return (float(self),), {"unit": self.unit, "kind": self.kind, "source": self.source}
+
 
 def _number(unit: str, *, zero: bool = False) -> Callable[[Any], Sourced]:
     def parse(raw: Any) -> Sourced:
@@ -54,8 +60,12 @@ def _number(unit: str, *, zero: bool = False) -> Callable[[Any], Sourced]:
         value = raw["value"]
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise ValueError(f"has the value {value!r}; it must be a number")
+        if abs(value) > MAX_FLOAT:
+            raise ValueError(f"has the value {'-' * (value < 0)}inf; it must be finite, at most {MAX_FLOAT:.1e}")
         if value < 0 or (value == 0 and not zero):
             raise ValueError(f"has the value {value}; it must be {'zero or more' if zero else 'more than zero'}")
+        if unit == "count" and value != int(value):
+            raise ValueError(f"has the value {value}; it must be a whole number")
         if raw["unit"] != unit:
             raise ValueError(f"has the unit {raw['unit']!r}; it must be {unit!r}")
         if raw["kind"] not in KINDS:
@@ -67,6 +77,13 @@ def _number(unit: str, *, zero: bool = False) -> Callable[[Any], Sourced]:
     return parse
 
 
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError(f"is {raw!r}; it must be text in quotes")
+    return raw
+
+
+Text = Annotated[str, BeforeValidator(_text)]
 Count = Annotated[Sourced, BeforeValidator(_number("count"))]
 Bytes = Annotated[Sourced, BeforeValidator(_number("bytes"))]
 Cycles = Annotated[Sourced, BeforeValidator(_number("cycles"))]
@@ -204,9 +221,9 @@ class GPU(Section):
     """A chip. ``pipe``: how long an instruction holds its pipe; ``port``: the sub-partition's issue and register-read port;
     ``warp``: the shortest gap to the same warp's next instruction; ``result``: until its result can be read."""
 
-    name: str
-    full_name: str
-    architecture: str
+    name: Text
+    full_name: Text
+    architecture: Text
     sm: Sm
     clock: Clock
     pipe: Costs
@@ -256,15 +273,18 @@ def _nearest(name: str, known: list[str]) -> str:
     return close[0] if close else known[0]
 
 
-def load_gpu(name: str) -> GPU:
+def load_gpu(name: str | Path) -> GPU:
     """The chip of that name, or of that TOML file. Raises ChipError with what is known or what is wrong in the file."""
+    name = str(name)
     if name in GPUS:
         return _shipped(name)
-    if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise ChipError(f"chip file {name} does not exist; give a readable .toml file or one of {', '.join(GPUS)}")
-        return parse_gpu(path.read_bytes(), path.name)
+    if name.lower().endswith(".toml"):
+        try:
+            text = Path(name).read_bytes()
+        except OSError as error:
+            reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            raise ChipError(f"chip file {name} {reason}; give a readable .toml file or one of {', '.join(GPUS)}") from None
+        return parse_gpu(text, Path(name).name)
     raise ChipError(
         f"gpu {name!r} is unknown; did you mean {_nearest(name, list(GPUS))}? Known are {', '.join(GPUS)}, or a .toml file"
     )
@@ -279,7 +299,7 @@ def parse_gpu(text: bytes, file: str) -> GPU:
     """Read one chip file; ``file`` names it in errors."""
     try:
         raw = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, and integers of thousands of digits
         raise ChipError(f"{file} is not valid TOML: {error}") from None
     try:
         gpu = GPU.model_validate(raw)
@@ -290,6 +310,9 @@ def parse_gpu(text: bytes, file: str) -> GPU:
             raise ChipError(f"{file}: {field} is missing; every field of the chip is needed") from None
         if first["type"] == "extra_forbidden":
             raise ChipError(f"{file}: {field} is not a field of a chip; {_allowed(first['loc'])}") from None
+        if first["type"] == "model_type":
+            got = type(first["input"]).__name__
+            raise ChipError(f"{file}: {field} is of type {got}; it must be a table, its fields below a line [{field}]") from None
         raise ChipError(f"{file}: {field} {_message(error)}") from None
     if gpu.architecture not in ARCHITECTURES:
         raise ChipError(f"{file}: architecture is {gpu.architecture!r}; it must be one of {', '.join(ARCHITECTURES)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from importlib import resources
 from pathlib import Path
@@ -109,6 +111,23 @@ def test_numbers_hang_together(name: str) -> None:
         assert getattr(gpu.port, cost) <= getattr(gpu.pipe, cost) * 1.001 or cost == "mov", cost
 
 
+def test_the_tensor_cores_reach_their_peak_through_mma_sync_on_a100_only() -> None:
+    """m16n8k16 is 4096 FLOP: one every 8 cycles on each of 4 sub-partitions is the A100's peak; Hopper's needs wgmma."""
+    for name in ALL_GPUS:
+        gpu = load_gpu(name)
+        share = 4096 * gpu.sm.subpartitions / gpu.pipe.hmma / gpu.sm.tensor_flop_per_clk
+        assert share == (1 if gpu.architecture == "sm_80" else pytest.approx(0.65, abs=0.04)), name
+
+
+@pytest.mark.parametrize("name", ALL_GPUS)
+def test_what_was_measured_elsewhere_says_so(name: str) -> None:
+    """A reading of the H200 is a guess about an A100, and says on what chip it was made on every other one."""
+    for field, number in load_gpu(name).numbers():
+        if name != "h200" and "_h200." in number.source and number.kind != "assumed":
+            assert load_gpu(name).architecture == "sm_90", f"{field} is {number.kind}, from another architecture"
+            assert "H200" in number.source, field
+
+
 def test_twins_differ_only_where_they_should() -> None:
     """The two A100 are one die with two memories; the H200 is an H100 with another memory and L2 figures."""
     small, large = load_gpu("a100-40gb"), load_gpu("a100-80gb")
@@ -145,6 +164,9 @@ BAD_NUMBERS = {
     "value = -132": ("value = 132", "has the value -132; it must be more than zero"),
     "value = 0": ("value = 132", "has the value 0; it must be more than zero"),
     "value = nan": ("value = 132", "has the value nan; it must be a number"),
+    "value = inf": ("value = 132", "has the value inf; it must be finite, at most 1.8e+308"),
+    f"value = {'9' * 400}": ("value = 132", "has the value inf; it must be finite, at most 1.8e+308"),
+    "value = 132.5": ("value = 132", "has the value 132.5; it must be a whole number"),
     "value = true": ("value = 132", "has the value True; it must be a number"),
     'value = "132"': ("value = 132", "has the value '132'; it must be a number"),
     'unit = "cycles"': ('unit = "count"', "has the unit 'cycles'; it must be 'count'"),
@@ -198,7 +220,18 @@ def test_an_unknown_architecture() -> None:
     assert sentence == "mine.toml: architecture is 'sm_42'; it must be one of sm_80, sm_90"
 
 
-@pytest.mark.parametrize("text", [b"[sm\n", b"name = \n", b"\xff\xfe", b'name = "a"\nname = "b"\n'])
+@pytest.mark.parametrize(("value", "got"), [("3", "3"), ('""', "''"), ('"  "', "'  '"), ("true", "True")])
+def test_a_name_that_is_no_text(value: str, got: str) -> None:
+    assert refusal(edited('name = "h200"', f"name = {value}")) == f"mine.toml: name is {got}; it must be text in quotes"
+
+
+@pytest.mark.parametrize(("old", "new", "got"), [("[sm]\n", "[[sm]]\n", "list"), ("[sm]\n", "sm = 3\n[clock.x]\n", "int")])
+def test_a_section_that_is_no_table(old: str, new: str, got: str) -> None:
+    sentence = f"mine.toml: sm is of type {got}; it must be a table, its fields below a line [sm]"
+    assert refusal(edited(old, new)) == sentence
+
+
+@pytest.mark.parametrize("text", [b"[sm\n", b"name = \n", b"\xff\xfe", b'name = "a"\nname = "b"\n', b"x = " + b"9" * 5000])
 def test_broken_toml(text: bytes) -> None:
     assert re.fullmatch(r"mine\.toml is not valid TOML: .+", refusal(text))
 
@@ -214,6 +247,14 @@ def test_a_missing_file(tmp_path: Path) -> None:
         load_gpu(path)
 
 
+def test_a_folder_for_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "folder.toml"
+    path.mkdir()
+    expected = f"chip file {path} cannot be read (Is a directory); give a readable .toml file or one of {', '.join(GPUS)}"
+    with pytest.raises(ChipError, match=f"^{re.escape(expected)}$"):
+        load_gpu(path)
+
+
 @pytest.mark.parametrize(("name", "nearest"), [("h20", "h200"), ("a100-40", "a100-40gb"), ("h100pcie", "h100-pcie")])
 def test_an_unknown_chip_gets_the_nearest_name(name: str, nearest: str) -> None:
     expected = f"gpu {name!r} is unknown; did you mean {nearest}? Known are {', '.join(GPUS)}, or a .toml file"
@@ -224,7 +265,15 @@ def test_an_unknown_chip_gets_the_nearest_name(name: str, nearest: str) -> None:
 def test_a_chip_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(edited('name = "h200"', 'name = "mine"'))
-    assert load_gpu(str(path)).name == "mine"
+    assert load_gpu(str(path)).name == load_gpu(path).name == "mine"
+
+
+@pytest.mark.parametrize("name", ALL_GPUS)
+def test_a_chip_survives_copying_and_another_process(name: str) -> None:
+    gpu = load_gpu(name)
+    facts = [(field, float(n), n.unit, n.kind, n.source) for field, n in gpu.numbers()]
+    for twin in (copy.deepcopy(gpu), pickle.loads(pickle.dumps(gpu))):
+        assert [(field, float(n), n.unit, n.kind, n.source) for field, n in twin.numbers()] == facts
 
 
 def test_replacing_a_number() -> None:

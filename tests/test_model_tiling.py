@@ -86,6 +86,7 @@ def test_every_shipped_kernel_fits_somewhere(name: str, gpu: str) -> None:
         ({"warps": 1, "registers": 16, "smem": 115_712}, 2, "smem"),  # 2 x (115712 + 1024) = 233472, to the byte
         ({"warps": 1, "registers": 16, "smem": 115_713}, 1, "smem"),
         ({"warps": 8, "registers": 128}, 2, "registers"),
+        ({"warps": 1, "registers": 200}, 8, "registers"),  # 6400 a warp: two a sub-partition, though ten fit in the whole file
     ],
 )
 def test_four_limits_on_an_h200(resources: dict[str, int], ctas: int, limiter: str) -> None:
