@@ -107,7 +107,7 @@ def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
         stamp[sm] += 1
         if active[sm]:
             rate = min(alone, 1 / len(active[sm]))
-            heapq.heappush(heap, (clock[sm] + max(0.0, min(active[sm].values())) / rate, sm, stamp[sm]))
+            heapq.heappush(heap, (clock[sm] + max(0.0, min(active[sm].values())) / rate, stamp[sm], sm))
 
     head = min(n, sms * slots)
     for tile in range(head):
@@ -117,11 +117,12 @@ def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
         schedule(sm)
     last, critical = 0.0, 0
     while heap:
-        now, sm, version = heapq.heappop(heap)
+        now, version, sm = heapq.heappop(heap)
         if version != stamp[sm]:
             continue
         progress(sm, now)
-        for tile in [t for t, left in active[sm].items() if left <= 1e-6 * work[t]]:
+        ended = [t for t, left in active[sm].items() if left <= 1e-6 * work[t]]
+        for tile in ended[:1]:  # one at a time: SMs that free a slot at the same moment take turns
             del active[sm][tile]
             if head < n:
                 queues[sm].append(head)
