@@ -8,7 +8,7 @@ number. Insertion order never decides.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import simpy
@@ -45,6 +45,9 @@ from .engine import (
 
 Process = Generator[simpy.Event, Any, None]
 SUB_PARTITIONS = 4
+ISSUE, WAIT_SCOREBOARD, COMMIT, WAIT_GROUP, BARRIER, LOOP, END, SKIP, EXIT, DEPEND = (int(op) for op in Opcode)
+SHARED, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
+WAITS = (WAIT_SCOREBOARD, WAIT_GROUP, DEPEND)
 BUNDLE = 1  # the column of a code row that names its bundle
 MILLION = 1_000_000
 
@@ -64,7 +67,7 @@ class _Clock:
     def fire(self, event: simpy.Event, tick: int, key: int) -> simpy.Event:
         """Let ``event`` happen at ``tick``, after every event of a smaller key."""
         event._ok, event._value = True, None
-        self.env.schedule(event, priority=EventPriority(key), delay=tick - self.now)
+        self.env.schedule(event, cast(EventPriority, key), tick - self.env._now)
         self.events += 1
         return event
 
@@ -117,9 +120,9 @@ class _Warp:
 
     def due(self, op: int, arg: int) -> tuple[int, int]:
         """When what a waiting row waits for has arrived, and the stall it is booked under."""
-        if op == Opcode.DEPEND:
+        if op == DEPEND:
             return self.result_at, STALL_LATENCY
-        if op == Opcode.WAIT_SCOREBOARD:
+        if op == WAIT_SCOREBOARD:
             return self.board[arg], STALL_SCOREBOARD
         number = len(self.groups) - arg
         return (self.groups[number - 1] if number > 0 else 0), STALL_GROUP
@@ -140,7 +143,8 @@ class _SubPartition:
         """When the port and every pipe that the warp's bundle uses are free."""
         at = self.port_free
         for pipe in self.machine.uses[warp.row[BUNDLE]]:
-            at = max(at, self.pipe_free[pipe])
+            if self.pipe_free[pipe] > at:
+                at = self.pipe_free[pipe]
         return at
 
     def blocker(self, warp: _Warp, tick: int) -> int:
@@ -170,9 +174,9 @@ class _SubPartition:
                     self.served = rank
                     self.machine.grant(self, self.members[rank])
                     break
-        waiting = [self.soonest(w) for w in self.members if w.ready]
-        if waiting:
-            self.arbitrate_at(min(waiting))
+        waiting = min((self.soonest(w) for w in self.members if w.ready), default=None)
+        if waiting is not None:
+            self.arbitrate_at(waiting)
 
 
 class _Machine:
@@ -188,11 +192,13 @@ class _Machine:
         self.sms = [_Sm(job) for _ in range(job.sms)]
         self.quarters = [_SubPartition(self, i) for i in range(job.sms * SUB_PARTITIONS)]
         self.slots: list[list[_Warp]] = []
+        self.homes: list[_SubPartition] = []  # by warp number
         for slot in range(job.sms * job.slots):
             sm = slot // job.slots
             team = [_Warp(slot * self.per_cta + i, i, sm, slot) for i in range(self.per_cta)]
             for warp in team:
-                self.home(warp).members.append(warp)
+                self.homes.append(self.home(warp))
+                self.homes[-1].members.append(warp)
             self.slots.append(team)
         self.stalls = [[[0] * len(STALLS) for _ in range(self.per_cta)] for _ in range(job.sms)]
         self.issued = [0] * len(job.bundles)
@@ -254,19 +260,19 @@ class _Machine:
         sm = self.sms[warp.sm]
         if smem:
             drained = sm.queue(0, now, smem)
-            if path == Path.SMEM:
+            if path == SHARED:
                 if row[3] >= 0:
                     warp.board[row[3]] = max(warp.board[row[3]], drained + self.latency[SMEM_LATENCY])
                 full = drained - self.latency[LSU_QUEUE]
                 self.stall(warp, STALL_SMEM, max(0, full - resume))
                 resume = max(resume, full)
-        if path >= Path.GLOBAL_LOAD:
+        if path >= LOAD:
             moved = row[4] * (row[2] - warp.left + 1) // row[2] - warp.done_bytes
             warp.done_bytes += moved
             arrives = sm.memory(now, moved, row[5])
-            if path == Path.GLOBAL_TO_SMEM:
+            if path == TO_SMEM:
                 warp.open_until = max(warp.open_until, arrives)
-            elif path == Path.GLOBAL_LOAD:
+            elif path == LOAD:
                 warp.board[row[3]] = max(warp.board[row[3]], arrives)
         warp.left -= 1
         if warp.left == 0 and len(self.records) < self.job.record_limit:
@@ -318,31 +324,31 @@ class _Cta:
             machine.last = max(machine.last, clock.now)
             row = code[warp.pc]
             op, arg, jump = row[0], row[3], row[7]
-            if op == Opcode.ISSUE:
+            if op == ISSUE:
                 yield from self.issue(warp, row)
-            elif op in (Opcode.WAIT_SCOREBOARD, Opcode.WAIT_GROUP, Opcode.DEPEND):
+            elif op in WAITS:
                 until, reason = warp.due(op, arg)
                 if until > clock.now:
                     machine.stall(warp, reason, until - clock.now)
                     yield clock.at(until, warp.number)
-            elif op == Opcode.COMMIT:
+            elif op == COMMIT:
                 warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
                 warp.open_until = 0
-            elif op == Opcode.BARRIER:
+            elif op == BARRIER:
                 yield self.arrive(arg, warp)
-            elif op == Opcode.LOOP:
+            elif op == LOOP:
                 depth = code[jump][6]
                 loops[depth], trips[depth] = 0, self.expression(arg, loops)
                 if trips[depth] <= 0:
                     warp.pc = jump
-            elif op == Opcode.END:
+            elif op == END:
                 depth = row[6]
                 loops[depth] += 1
                 if loops[depth] < trips[depth]:
                     warp.pc = jump
                 else:
                     loops[depth] = 0
-            elif op == Opcode.SKIP_IF_NEGATIVE:
+            elif op == SKIP:
                 if self.expression(arg, loops) < 0:
                     warp.pc = jump - 1
             else:
@@ -354,7 +360,7 @@ class _Cta:
 
     def issue(self, warp: _Warp, row: list[int]) -> Process:
         """Issue one row of code, bundle by bundle."""
-        clock, quarter = self.machine.clock, self.machine.home(warp)
+        clock, quarter = self.machine.clock, self.machine.homes[warp.number]
         warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[2], 0, clock.now
         while warp.left:
             warp.ready, warp.since, warp.served = True, clock.now, clock.env.event()
