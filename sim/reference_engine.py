@@ -204,7 +204,7 @@ class _Machine:
         self.issued = [0] * len(job.bundles)
         self.ctas = np.zeros((len(job.queue), 5), np.int64)
         self.records: list[tuple[int, ...]] = []
-        self.head, self.last = 0, 0
+        self.head, self.last, self.ended = 0, 0, 0
 
     def home(self, warp: _Warp) -> _SubPartition:
         lane = warp.number % (self.job.slots * self.per_cta)
@@ -223,6 +223,9 @@ class _Machine:
                 self.head = max(self.head, order + 1)
                 self.start_cta(slot, order, (slot % job.slots) * self.latency[DISPATCH], 0)
         self.clock.env.run()
+        if self.ended < self.head:
+            stuck = self.head - self.ended
+            raise RuntimeError(f"deadlock at tick {self.last}: no event is left and {stuck} tiles have not ended")
 
     def start_cta(self, slot: int, order: int, tick: int, asked: int) -> None:
         tile, job = int(self.job.queue[order]), self.job
@@ -235,6 +238,7 @@ class _Machine:
     def end_cta(self, cta: _Cta) -> None:
         now = self.clock.now
         self.ctas[cta.order, 4] = now
+        self.ended += 1
         if self.head < len(self.job.queue):
             self.head += 1
             self.start_cta(cta.slot, self.head - 1, now + self.latency[REPLACE], now)
