@@ -21,5 +21,5 @@ def test_a_warp_that_skips_a_barrier_leaves_the_others_waiting(engine: str) -> N
     leave = [int(Opcode.EXIT), -1, 0, -1, 0, -1, -1, -1, 0]
     code = np.array([barrier, leave], np.int64)
     job = replace(result.launches[0].job, code=code, warp_start=np.array([0, 0, 0, 1], np.int64))
-    with pytest.raises(RuntimeError, match="deadlock at tick 0: no event is left and .* not ended"):
+    with pytest.raises(RuntimeError, match=r"deadlock at tick 0: no event is left and .* not ended"):
         ENGINES[engine](job)
