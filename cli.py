@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,24 @@ class Sentence(click.ClickException):
         click.echo(f"flashsim: {' '.join(self.message.split())}", err=True)
 
 
+#: Commands of other modules, imported when they are asked for (those modules import this one).
+ELSEWHERE = {
+    "check": "cli_check",
+    "explore": "cli_explore", "whatif": "cli_explore",
+    "report": "cli_report", "plot": "cli_report", "view": "cli_report",
+}
+
+
 class Commands(click.Group):
     """A group that turns bad input into a sentence, knows the nearest command, and ends cleanly on Ctrl-C."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in ELSEWHERE and cmd_name not in self.commands:
+            self.add_command(getattr(importlib.import_module(f".{ELSEWHERE[cmd_name]}", __package__), cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -67,6 +83,13 @@ class Commands(click.Group):
             raise Sentence(f"{error.filename}: {reason}" if error.filename else reason) from None
         except ValueError as error:
             raise Sentence(str(error)) from None
+        except Exception as error:
+            from .model.user import blame
+
+            sentence = blame(error)
+            if sentence is None:
+                raise
+            raise Sentence(sentence) from None
 
 
 def problem_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -276,16 +299,18 @@ def _problem(options: dict[str, Any]) -> tuple[GPU, Attention]:
 
 
 def _schedule(name: str, sets: Iterable[str]) -> Schedule:
-    from .model.schedules import SCHEDULES, get_schedule
+    """A shipped schedule by name, or the one that a user's file defines, with the fields that ``sets`` give."""
+    from .model.schedules import get_schedule
+    from .model.user import is_file, load, with_fields
 
-    get_schedule(name)
-    hints = typing.get_type_hints(SCHEDULES[name])
-    known = {f.name for f in fields(SCHEDULES[name])}
+    schedule: Any = load(Path(name)) if is_file(name) else get_schedule(name)
+    known = {f.name for f in fields(schedule)} if is_dataclass(schedule) else set()
+    hints = typing.get_type_hints(type(schedule)) if known else {}
     values: dict[str, Any] = {}
     for text in sets:
         field, raw = _pair("--set", text)
         values[field] = parse_value(field, raw, hints[field]) if field in known else raw
-    return get_schedule(name, **values)
+    return with_fields(schedule, values) if is_file(name) else get_schedule(name, **values)
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

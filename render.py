@@ -121,11 +121,14 @@ def prediction(result: Result) -> None:
         ledger.add_row(label, _size(moved), _size(least) if least else "", f"{moved / least:.2f}x" if least else "")
     console.print(ledger)
     _launches(console, result)
-    units = {k: v for k, v in result.bounds.items() if k not in ("max_of_units", "sum_of_units")}
+    summaries = ("max_of_units", "sum_of_units", "ii", "ii_resource", "ii_recurrence")
+    units = {k: v for k, v in result.bounds.items() if k not in summaries}
     top = max(units, key=lambda name: units[name])
     console.print(
         f"[bold]bounds[/bold]  lower (max of units: {top}) {result.bounds['max_of_units']:,.0f} cycles,"
-        f" predicted {result.cycles:,.0f}, upper (sum of units) {result.bounds['sum_of_units']:,.0f}"
+        f" predicted {result.cycles:,.0f}, upper (sum of units) {result.bounds['sum_of_units']:,.0f}\n"
+        f"  initiation interval of the steady loop {result.bounds['ii']:,.0f} cycles an SM"
+        f" (busiest unit {result.bounds['ii_resource']:,.0f}, one warp alone {result.bounds['ii_recurrence']:,.0f})"
     )
     counts = ", ".join(f"{name} {n:,}" for name, n in result.instructions.items())
     console.print(f"[bold]warp instructions[/bold]  {counts}\n  counts from: {escape('; '.join(result.counts_from))}")

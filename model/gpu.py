@@ -8,95 +8,42 @@ gpu.hbm.peak_bytes_per_s.source     # ... that says where it comes from
 from __future__ import annotations
 
 import difflib
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-KINDS = ("datasheet", "measured", "derived", "assumed")
-GPUS = ("a100-40gb", "a100-80gb", "h100", "h100-pcie", "h200")
-ARCHITECTURES = ("sm_80", "sm_90")
-MAX_FLOAT = sys.float_info.max
+from .sourced import (
+    KINDS as KINDS,
+)
+from .sourced import (
+    Bytes,
+    BytesPerClk,
+    BytesPerS,
+    Count,
+    Cycles,
+    CyclesOrZero,
+    Mhz,
+    MhzOrZero,
+    Ns,
+    Picojoules,
+    Ratio,
+    Text,
+    Us,
+    Watts,
+)
+from .sourced import Sourced as Sourced
+
+GPUS = ("a100-40gb", "a100-80gb", "h100", "h100-pcie", "h200", "b200", "gb200", "b300", "gb300")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103")
 
 
 class ChipError(ValueError):
     """A chip file that cannot be used; the message names file, field, what was found and what is allowed."""
-
-
-class Sourced(float):
-    """A number with its unit, its kind (datasheet, measured, derived, assumed) and its source."""
-
-    unit: str
-    kind: str
-    source: str
-
-    def __new__(cls, value: float, *, unit: str, kind: str, source: str) -> Sourced:
-        number = super().__new__(cls, value)
-        number.unit, number.kind, number.source = unit, kind, source
-        return number
-
-    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, str]]:
-        """What copy and pickle (worker processes) make the number anew from."""
-        return (float(self),), {"unit": self.unit, "kind": self.kind, "source": self.source}
-
-
-def _number(unit: str, *, zero: bool = False) -> Callable[[Any], Sourced]:
-    def parse(raw: Any) -> Sourced:
-        if isinstance(raw, Sourced):
-            return raw
-        if not isinstance(raw, dict):
-            raise ValueError(f'got {raw!r}; write {{ value = ..., unit = "{unit}", kind = ..., source = ... }}')
-        unknown = set(raw) - {"value", "unit", "kind", "source"}
-        if unknown:
-            raise ValueError(f"has the unknown key {sorted(unknown)[0]!r}; allowed are value, unit, kind and source")
-        for key in ("value", "unit", "kind", "source"):
-            if key not in raw:
-                raise ValueError(f"has no {key}; a number needs value, unit, kind and source")
-        value = raw["value"]
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise ValueError(f"has the value {value!r}; it must be a number")
-        if abs(value) > MAX_FLOAT:
-            raise ValueError(f"has the value {'-' * (value < 0)}inf; it must be finite, at most {MAX_FLOAT:.1e}")
-        if value < 0 or (value == 0 and not zero):
-            raise ValueError(f"has the value {value}; it must be {'zero or more' if zero else 'more than zero'}")
-        if unit == "count" and value != int(value):
-            raise ValueError(f"has the value {value}; it must be a whole number")
-        if raw["unit"] != unit:
-            raise ValueError(f"has the unit {raw['unit']!r}; it must be {unit!r}")
-        if raw["kind"] not in KINDS:
-            raise ValueError(f"has the kind {raw['kind']!r}; it must be one of {', '.join(KINDS)}")
-        if not isinstance(raw["source"], str) or not raw["source"].strip():
-            raise ValueError("has no source; say which datasheet, paper, file or microbenchmark it comes from")
-        return Sourced(value, unit=unit, kind=raw["kind"], source=raw["source"])
-
-    return parse
-
-
-def _text(raw: Any) -> str:
-    if not isinstance(raw, str) or not raw.strip():
-        raise ValueError(f"is {raw!r}; it must be text in quotes")
-    return raw
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-Count = Annotated[Sourced, BeforeValidator(_number("count"))]
-Bytes = Annotated[Sourced, BeforeValidator(_number("bytes"))]
-Cycles = Annotated[Sourced, BeforeValidator(_number("cycles"))]
-CyclesOrZero = Annotated[Sourced, BeforeValidator(_number("cycles", zero=True))]
-BytesPerClk = Annotated[Sourced, BeforeValidator(_number("bytes/clk"))]
-BytesPerS = Annotated[Sourced, BeforeValidator(_number("bytes/s"))]
-Ns = Annotated[Sourced, BeforeValidator(_number("ns"))]
-Us = Annotated[Sourced, BeforeValidator(_number("us"))]
-Mhz = Annotated[Sourced, BeforeValidator(_number("MHz"))]
-MhzOrZero = Annotated[Sourced, BeforeValidator(_number("MHz", zero=True))]
-Watts = Annotated[Sourced, BeforeValidator(_number("W"))]
-Ratio = Annotated[Sourced, BeforeValidator(_number("ratio"))]
-Picojoules = Annotated[Sourced, BeforeValidator(_number("pJ", zero=True))]
 
 
 class Section(BaseModel):
@@ -163,13 +110,16 @@ class Smem(Section):
 
 
 class L2(Section):
-    """Whole-chip read rate, what one SM alone can pull, and latency to the near and far partition."""
+    """Size, how much of it holds data read again later, whole-chip read rate, what one SM alone can pull, and latency to
+    the near and far partition. Rates are bytes per SM clock, or per ``clock_mhz`` where L2 has a clock of its own."""
 
     size_bytes: Bytes
+    resident_bytes: Bytes
     bytes_per_clk: BytesPerClk
     bytes_per_clk_one_sm: BytesPerClk
     latency_near_ns: Ns
     latency_far_ns: Ns
+    clock_mhz: Mhz | None = None
 
 
 class Hbm(Section):
@@ -194,6 +144,72 @@ class Launch(Section):
     second_cta_cycles: Cycles
     cta_replace_cycles: Cycles
     ramp_cycles: Cycles
+
+
+class Wgmma(Section):
+    """Asynchronous warpgroup products: tensor cycles for each of N columns, from the end of a group's last product
+    to the warp that waits for it (also with A in registers), and energy of a warp's 16 rows and k-step for each column."""
+
+    cycles_per_column: Cycles
+    wait_cycles: Cycles
+    wait_register_cycles: Cycles
+    pj_per_column: Picojoules
+
+
+class Beside(Section):
+    """What a sub-partition's vector work costs while its tensor core runs a warpgroup product: cycles of the ALU and the MUFU
+    an instruction, port cycles of an FMA class and of a MUFU instruction, and what one of FMA class takes from the product."""
+
+    alu: Cycles
+    mufu: Cycles
+    port_fma: Cycles
+    port_mufu: Cycles
+    tensor_per_fma: Cycles
+
+
+class Async(Section):
+    """Bulk copies and barriers: time a TMA load adds to an L2 or HBM access, issue of one copy, and from an mbarrier's
+    last arrival to the waiting warp."""
+
+    tma_ns: Ns
+    tma_issue_cycles: Cycles
+    mbarrier_cycles: Cycles
+
+
+class Tcgen05(Section):
+    """Products of a CTA, or of a CTA pair, accumulated in TMEM: tensor cycles for each of N columns, what a batch of them
+    costs on top, a warp's gap between issues, from issue to the warp that waits for the mbarrier, less the product's own
+    cycles (A in shared memory or in TMEM, one CTA or a pair), and energy per column of 128 rows in a k-step of 16."""
+
+    cycles_per_column: Cycles
+    batch_cycles: CyclesOrZero
+    issue_cycles: Cycles
+    latency_cycles: Cycles
+    latency_a_tmem_cycles: Cycles
+    pair_latency_cycles: Cycles
+    pair_latency_a_tmem_cycles: Cycles
+    pj_per_column: Picojoules
+
+
+class Tmem(Section):
+    """Tensor memory: 32-bit columns of 128 lanes, what all four sub-partitions together load and store a cycle, latency beyond
+    the transfer, and what an allocation takes."""
+
+    columns: Count
+    load_bytes_per_clk: BytesPerClk
+    store_bytes_per_clk: BytesPerClk
+    latency_cycles: Cycles
+    alloc_cycles: Cycles
+
+
+class Packed(Section):
+    """FP32 arithmetic on two values an instruction (f32x2): cycles of the FMA pipe, of the port, of the warp, and until the
+    result, as the sections ``pipe``, ``port``, ``warp`` and ``result`` hold them for the classes of all chips."""
+
+    pipe: Cycles
+    port: Cycles
+    warp: Cycles
+    result: Cycles
 
 
 class Power(Section):
@@ -236,6 +252,12 @@ class GPU(Section):
     hbm: Hbm
     launch: Launch
     power: Power
+    wgmma: Wgmma | None = None
+    beside: Beside | None = None
+    async_: Async | None = Field(default=None, alias="async")
+    tcgen05: Tcgen05 | None = None
+    tmem: Tmem | None = None
+    packed: Packed | None = None
 
     def numbers(self) -> Iterator[tuple[str, Sourced]]:
         """Every number as (dotted name, value)."""
@@ -243,7 +265,8 @@ class GPU(Section):
             table = getattr(self, section)
             if isinstance(table, Section):
                 for field in type(table).model_fields:
-                    yield f"{section}.{field}", getattr(table, field)
+                    if getattr(table, field) is not None:
+                        yield f"{section.rstrip('_')}.{field}", getattr(table, field)
 
     def replace_number(self, name: str, value: float) -> GPU:
         """A copy with one number changed (``"pipe.ex2"``); it is of kind "assumed". Raises ChipError for unknown names."""
@@ -251,6 +274,7 @@ class GPU(Section):
         if name not in known:
             raise ChipError(f"{self.name} has no number {name!r}; did you mean {_nearest(name, list(known))}?")
         section, field = name.split(".")
+        section = "async_" if section == "async" else section
         table = getattr(self, section)
         raw = {**dict(table), field: _raw(value, known[name].unit)}
         try:
@@ -322,7 +346,7 @@ def parse_gpu(text: bytes, file: str) -> GPU:
 def _allowed(loc: tuple[int | str, ...]) -> str:
     model: type[BaseModel] = GPU
     if len(loc) > 1:
-        annotation = GPU.model_fields[str(loc[0])].annotation
-        assert isinstance(annotation, type)
-        model = annotation
+        name = "async_" if loc[0] == "async" else str(loc[0])
+        annotation = GPU.model_fields[name].annotation
+        model = next(each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
     return f"did you mean {_nearest(str(loc[-1]), list(model.model_fields))}?"

@@ -18,15 +18,26 @@ MMA_M, MMA_N, MMA_K = 16, 8, 16
 class Emitter(Protocol):
     """Where a lowering writes its instructions (implemented by ``schedule.Builder``)."""
 
-    def issue(self, name: str, count: int, *, scoreboard: int = -1, total_bytes: int = 0) -> None: ...
+    def issue(
+        self, name: str, count: int, *, scoreboard: int = -1, total_bytes: int = 0, barrier: str = "", ring: str = ""
+    ) -> None: ...
     def wait_scoreboard(self, scoreboard: int) -> None: ...
     def depend(self) -> None: ...
     def marker(self, kind: str, arg: int) -> None: ...
+    def order(
+        self, kind: str, barrier: str = "", ring: str = "", *, count: int = 0, total_bytes: int = 0, arg: int = -1
+    ) -> None: ...
 
 
 def elements(buffer: Buffer, warps: int) -> int:
     """Accumulator elements per thread of a tile spread over ``warps`` warps."""
     return max(1, buffer.rows * buffer.cols // (32 * warps))
+
+
+def portion(n: int, s: Statement) -> int:
+    """How many of ``n`` a statement does itself: those between the two numbers of its ``share``, all without it."""
+    first, last = (float(x) for x in s.attrs.get("share", (0.0, 1.0)))
+    return round(n * last) - round(n * first)
 
 
 def thread_rows(statement: Statement, buffer: Buffer, warps: int) -> int:
@@ -122,13 +133,13 @@ def row_max(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
 def exp2(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     tile = buffers[s.writes[0]]
     n = elements(tile, warps)
-    emit.issue("fmul", thread_rows(s, tile, warps))  # scaled maximum, one per row
-    emit.issue("ffma", n)
-    emit.issue("ex2", n)
+    emit.issue("fmul", portion(thread_rows(s, tile, warps), s))  # scaled maximum, one per row
+    emit.issue("ffma", portion(n, s))
+    emit.issue("ex2", portion(n, s))
 
 
 def row_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    emit.issue("fadd", elements(buffers[s.reads[0]], warps))
+    emit.issue("fadd", portion(elements(buffers[s.reads[0]], warps), s))
 
 
 def quad_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -150,6 +161,19 @@ def rescale(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
     emit.issue("ex2", rows)
     emit.depend()
     emit.issue("fmul", rows + elements(o, warps))
+
+
+def row_scale(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """The factor of a row's old sums, and l times it: two rows a thread under split-Q."""
+    emit.depend()
+    emit.issue("fadd", 2)
+    emit.issue("fmul", 2)
+    emit.issue("ex2", 2)
+    emit.issue("fmul", 2)
+
+
+def scale_rows(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("fmul", elements(buffers[s.writes[0]], warps))
 
 
 def convert(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -174,9 +198,10 @@ def cross_warp(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps
     combine = "fmnmx" if s.attrs["combine"] == "max" else "fadd"
     emit.depend()
     emit.issue("sts32", rows)
-    emit.issue("control", 1)
-    emit.marker("barrier", int(s.attrs.get("arg", 0)))
-    emit.issue("lds32", rows * warps, scoreboard=3)
+    if s.attrs.get("barrier", True):  # else a later one of the same step covers it
+        emit.issue("control", 1)
+        emit.marker("barrier", int(s.attrs.get("arg", 0)))
+    emit.issue("lds32", max(1, rows * warps // 4), scoreboard=3)  # a quad's lanes read the four warps' values
     emit.wait_scoreboard(3)
     emit.issue(combine, rows * (warps - 1))
 

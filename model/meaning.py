@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,18 +15,35 @@ LOG2_E = float(np.log2(np.e))
 
 
 class State(Protocol):
-    """What a meaning may touch: the tile's named arrays and global memory (implemented by ``sim.values``)."""
+    """What a meaning may touch: the tile's named arrays and global memory (implemented by ``sim.values``).
 
-    tiles: dict[str, Array]
+    ``scale`` multiplies scores and ``descale`` O; P is 2^``offset_log2`` times itself (FP8).
+    """
+
+    tiles: MutableMapping[str, Array]
     args: Mapping[str, int]
     loops: Mapping[str, int]
     scale: float
+    descale: float
+    offset_log2: float
     operand: Callable[[Array], Array]
 
     def index(self, statement: Statement) -> int: ...
-    def load(self, tensor: str, block: int, into: str) -> Array: ...
-    def store(self, tensor: str, block: int, tile: Array) -> None: ...
+    def converted(self, tile: Array, into: str) -> Array: ...
+    def load(self, tensor: str, block: int, into: str, *, clipped: bool = False) -> Array: ...
+    def store(self, tensor: str, block: int, tile: Array, *, clipped: bool = False) -> None: ...
     def visible(self, q_block: int, kv_block: int, shape: tuple[int, int]) -> Array: ...
+
+
+def unfinished(s: Statement) -> bool:
+    """Whether a statement does a part of an operation that does not end it; the part that does computes the numbers."""
+    first, last = s.attrs.get("share", (0.0, 1.0))
+    return bool(last < 1.0 or first >= 1.0)
+
+
+def clipped(s: Statement) -> bool:
+    """Whether blocks beyond the tensor's last read as zeros and are not written: TMA boxes, and copies with a predicate."""
+    return s.kind in ("tma_load", "tma_store") or bool(s.attrs.get("clipped", False))
 
 
 def nothing(state: State, statement: Statement) -> None:
@@ -34,11 +51,11 @@ def nothing(state: State, statement: Statement) -> None:
 
 
 def load(state: State, s: Statement) -> None:
-    state.tiles[s.writes[0]] = state.load(s.reads[0], state.index(s), s.writes[0])
+    state.tiles[s.writes[0]] = state.load(s.reads[0], state.index(s), s.writes[0], clipped=clipped(s))
 
 
 def store(state: State, s: Statement) -> None:
-    state.store(s.writes[0], state.index(s), state.tiles[s.reads[0]])
+    state.store(s.writes[0], state.index(s), state.tiles[s.reads[0]], clipped=clipped(s))
 
 
 def copy(state: State, s: Statement) -> None:
@@ -46,6 +63,8 @@ def copy(state: State, s: Statement) -> None:
 
 
 def mma(state: State, s: Statement) -> None:
+    if unfinished(s):
+        return
     a, b = (state.operand(state.tiles[name]).astype(np.float32) for name in s.reads)
     if s.attrs.get("transpose_b"):
         b = b.T
@@ -90,12 +109,16 @@ def finite(m: Array) -> Array:
 
 
 def exp2(state: State, s: Statement) -> None:
+    if unfinished(s):
+        return
     c = np.float32(state.scale * LOG2_E)
     tile, m = state.tiles[s.reads[0]], finite(state.tiles[s.reads[1]])
-    state.tiles[s.writes[0]] = np.exp2(tile * c - m[..., None] * c, dtype=np.float32)
+    state.tiles[s.writes[0]] = np.exp2(tile * c - (m[..., None] * c - np.float32(state.offset_log2)), dtype=np.float32)
 
 
 def row_sum(state: State, s: Statement) -> None:
+    if unfinished(s):
+        return
     tile, name = state.tiles[s.reads[0]], s.writes[0]
     if s.attrs.get("split") == "cols":
         state.tiles[name] = np.stack(np.split(tile, int(s.attrs["parts"]), axis=-1)).sum(axis=-1)
@@ -112,8 +135,20 @@ def rescale(state: State, s: Statement) -> None:
     state.tiles[s.writes[1]] = state.tiles[s.writes[1]] * factor
 
 
+def row_scale(state: State, s: Statement) -> None:
+    """l times exp2((m_previous - m) * scale); the factor stays for O."""
+    c = np.float32(state.scale * LOG2_E)
+    new, old = (state.tiles[name] for name in s.reads)
+    factor = np.exp2((old - finite(new)) * c, dtype=np.float32)
+    state.tiles[s.writes[0]], state.tiles[s.writes[1]] = state.tiles[s.writes[0]] * factor, factor
+
+
+def scale_rows(state: State, s: Statement) -> None:
+    state.tiles[s.writes[0]] = state.tiles[s.writes[0]] * state.tiles[s.reads[0]][:, None]
+
+
 def convert(state: State, s: Statement) -> None:
-    state.tiles[s.writes[0]] = state.operand(state.tiles[s.reads[0]])
+    state.tiles[s.writes[0]] = state.converted(state.tiles[s.reads[0]], s.writes[0])
 
 
 def divide(state: State, s: Statement) -> None:
@@ -121,8 +156,9 @@ def divide(state: State, s: Statement) -> None:
     o, lse = s.writes
     l, m = (state.tiles[name] for name in s.reads)
     with np.errstate(divide="ignore"):
-        state.tiles[lse] = np.where(l > 0, state.scale * finite(m) + np.log(l), -np.inf).astype(np.float32)
-    state.tiles[o] = (state.tiles[o] / np.where(l > 0, l, 1.0)[:, None]).astype(np.float32)
+        log_l = np.log(l) - np.float32(state.offset_log2 / LOG2_E)
+        state.tiles[lse] = np.where(l > 0, state.scale * finite(m) + log_l, -np.inf).astype(np.float32)
+    state.tiles[o] = (state.tiles[o] / np.where(l > 0, l, 1.0)[:, None] * np.float32(state.descale)).astype(np.float32)
 
 
 def cross_warp(state: State, s: Statement) -> None:

@@ -29,15 +29,23 @@ class Opcode(IntEnum):
     WAIT_SCOREBOARD = 1  # until every load that set scoreboard `arg` has landed
     COMMIT = 2  # close the warp's open cp.async group
     WAIT_GROUP = 3  # until at most `arg` of the warp's groups are in flight
-    BARRIER = 4  # named barrier `arg` of the CTA: all its warps arrive and wait
+    BARRIER = 4  # named barrier `arg` of the CTA: arrive, and wait until `count` warps have
     LOOP = 5  # expression `arg` gives the trips; `jump` is the matching END, `index` the loop variable
     END = 6  # `jump` is the matching LOOP, `index` the nesting depth
     SKIP_IF_NEGATIVE = 7  # jump to `jump` where expression `arg` < 0
     EXIT = 8
     DEPEND = 9  # until the result of the warp's last instruction can be read
+    NAMED_ARRIVE = 10  # named barrier `arg`: count as one of `count` warps, without waiting
+    MB_ARRIVE = 11  # mbarrier `barrier` at its ring's stage: `count` arrivals, and `bytes` more to expect; with `arg` = 1 when
+    # all products that the warp has issued so far are done (tcgen05.commit)
+    MB_WAIT = 12  # until the phase of mbarrier `barrier` that its ring names (`count` = 1: the one before) has completed
+    ADVANCE = 13  # the warp's `ring` goes one stage on
+    MMA_COMMIT = 14  # close the warp's open group of asynchronous products
+    MMA_WAIT = 15  # until at most `arg` of the warp's product groups are unfinished
+    TILE = 16  # where a persistent warp goes on with its CTA's next tile
 
 
-CODE_COLUMNS = ("opcode", "bundle", "count", "arg", "bytes", "tensor", "index", "jump", "statement")
+CODE_COLUMNS = ("opcode", "bundle", "count", "arg", "bytes", "tensor", "index", "jump", "statement", "barrier", "ring")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +81,41 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """A tile and where it lives: ``space`` is "smem" or "register"; register tiles are spread over their role's warps."""
+    """A tile and where it lives: ``space`` is "smem", "tmem" or "register"; register tiles are spread over their role's warps.
+
+    With ``ring`` it is a ring buffer of ``stages`` tiles; a statement uses the stage its role has reached.
+    """
 
     name: str
     space: str
     rows: int
     cols: int
     bytes_per_element: float
+    stages: int = 1
+    ring: str | None = None
 
     @property
     def size_bytes(self) -> int:
+        """Of one tile."""
         return int(self.rows * self.cols * self.bytes_per_element)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Barrier:
+    """A barrier of the CTA: ``kind`` "named" or "mbarrier", ``count`` arrivals complete a phase, one for each of ``stages``."""
+
+    name: str
+    kind: str
+    count: int
+    stages: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """A role's place in a pipeline of ``stages``: stage = steps % stages, phase parity = steps // stages % 2."""
+
+    name: str
+    stages: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +180,7 @@ class Tensor:
     block_rows: int
     head_arg: str = "head"
     cols_per_block: int = 0
+    multicast: int = 1  # CTAs of a cluster that share one request to L2
     vector: bool = False  # one value a row (LSE, m, l): tiles are flat
 
     @property
@@ -187,7 +220,7 @@ class Program:
     name: str
     roles: tuple[Role, ...]
     buffers: tuple[Buffer, ...]
-    barriers: tuple[str, ...]
+    barriers: tuple[Barrier, ...]
     tensors: tuple[Tensor, ...]
     tiles: Tiles
     statements: tuple[Statement, ...]
@@ -197,7 +230,13 @@ class Program:
     smem_bytes: int
     bundles: tuple[tuple[tuple[str, int], ...], ...]
     profile: str = "ideal"
-    constants: Mapping[str, float] = field(default_factory=dict)
+    rings: tuple[Ring, ...] = ()
+    persistent: bool = False  # a warp that ends a tile goes on with the CTA's next one
+    cluster: int = 1  # CTAs that run in step on neighbouring SMs and share loads
+    launch_registers: int = 0  # per thread at launch, where roles then trade them (setmaxnreg)
+    idle_warps: int = 0  # of the launch, beside the roles' warps
+    tmem_columns: int = 0
+    local_bytes: int = 0  # registers that a CTA's binary spills once, at its start, and reads at its end
 
     @property
     def warps(self) -> int:
@@ -205,7 +244,8 @@ class Program:
 
     @property
     def registers(self) -> int:
-        return max(role.registers for role in self.roles)
+        """Per thread, at launch."""
+        return self.launch_registers or max(role.registers for role in self.roles)
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
@@ -227,6 +267,15 @@ class Program:
             for e in self.expressions
         ]
         return np.array(rows or np.zeros((0, 7)), dtype=np.int64).reshape(-1, 7)
+
+    @cached_property
+    def barrier_table(self) -> IntArray:
+        """Shape (mbarriers, 3): its first instance in the CTA's array of mbarriers, arrivals of a phase, stages."""
+        rows, base = [], 0
+        for barrier in (each for each in self.barriers if each.kind == "mbarrier"):
+            rows.append((base, barrier.count, barrier.stages))
+            base += barrier.stages
+        return np.array(rows or np.zeros((0, 3)), dtype=np.int64).reshape(-1, 3)
 
     @cached_property
     def loop_depth(self) -> dict[str, int]:
@@ -283,10 +332,12 @@ class Program:
             for row, times in _dynamic_rows(self, role.start, args):
                 if row[0] == Opcode.ISSUE:
                     for name, n in self.bundles[row[1]]:
-                        counts[name] += n * int(row[2]) * times * role.warps
+                        counts[name] = counts.get(name, 0) + n * int(row[2]) * times * role.warps
         return counts
 
     def __str__(self) -> str:
+        from .listing import render
+
         return render(self)
 
 
@@ -335,27 +386,7 @@ def counters(counts: Mapping[str, int]) -> dict[str, int]:
     """Sum instruction counts into the profiler's pipes (COUNTERS) plus ``total``."""
     out = dict.fromkeys(COUNTERS, 0)
     for name, n in counts.items():
-        out[INSTRUCTIONS[name].counter] += n
-    out["total"] = sum(counts.values())
+        if INSTRUCTIONS[name].counter in out:
+            out[INSTRUCTIONS[name].counter] += n
+    out["total"] = sum(out.values())
     return out
-
-
-def render(program: Program) -> str:
-    """The Program as text: roles, buffers, then each statement with the instructions it issues per warp."""
-    lines = [f"program {program.name}: {len(program.tiles)} tiles, {program.smem_bytes} B SMEM, counts: {program.profile}"]
-    lines += [f"  role {r.name}: {r.warps} warps, {r.registers} registers per thread" for r in program.roles]
-    lines += [f"  {b.space} {b.name}: {b.rows} x {b.cols}, {b.size_bytes} B" for b in program.buffers]
-    depth = 1
-    for i, s in enumerate(program.statements):
-        if s.kind in ("end", "end_when"):
-            depth -= 1
-        issued: dict[str, int] = {}
-        for row in program.code[program.code[:, -1] == i]:
-            if row[0] == Opcode.ISSUE:
-                for name, n in program.bundles[row[1]]:
-                    issued[name] = issued.get(name, 0) + n * int(row[2])
-        text = ", ".join(f"{n} {name}" for name, n in issued.items())
-        lines.append(f"{'  ' * depth}{s}" + (f"    # per warp: {text}" if text else ""))
-        if s.kind in ("loop", "when"):
-            depth += 1
-    return "\n".join(lines)

@@ -25,7 +25,7 @@ class Occupancy:
 def occupancy(gpu: GPU, program: Program) -> Occupancy:
     """CTAs of ``program`` resident on one SM. Raises ValueError where not even one fits, with the numbers and what to change."""
     sm = gpu.sm
-    warps, registers, smem = program.warps, program.registers, program.smem_bytes
+    warps, registers, smem = program.warps + program.idle_warps, program.registers, program.smem_bytes
     if registers > sm.max_registers_per_thread:
         raise ValueError(
             f"{program.name} needs {registers} registers per thread; {gpu.name} has at most"

@@ -10,18 +10,17 @@ import heapq
 from dataclasses import dataclass
 from typing import Any
 
-import numba as nb
 import numpy as np
 
 from ..model.program import IntArray, Opcode, Program
 from .engine import LOOP_DEPTH, PORT
-from .fast_engine import expression
+from .fast_parts import control, jit
 
 ISSUE, LOOP, END = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END)
 SKIP, EXIT = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT)
 
 
-@nb.njit(cache=True, nogil=True)
+@jit
 def _count(code: Any, expressions: Any, tile_args: Any, starts: Any, out: Any) -> None:
     loops, trips = np.zeros(LOOP_DEPTH, np.int64), np.zeros(LOOP_DEPTH, np.int64)
     for tile in range(tile_args.shape[0]):
@@ -33,23 +32,9 @@ def _count(code: Any, expressions: Any, tile_args: Any, starts: Any, out: Any) -
                 op = row[0]
                 if op == ISSUE:
                     out[tile, row[1]] += row[2]
-                elif op == LOOP:
-                    n = expression(expressions[row[3]], args, loops)
-                    if n <= 0:
-                        pc = row[7]
-                    else:
-                        depth = code[row[7], 6]
-                        loops[depth], trips[depth] = 0, n
-                elif op == END:
-                    depth = row[6]
-                    loops[depth] += 1
-                    if loops[depth] < trips[depth]:
-                        pc = row[7]
-                    else:
-                        loops[depth] = 0
-                elif op == SKIP:
-                    if expression(expressions[row[3]], args, loops) < 0:
-                        pc = row[7] - 1
+                elif op in (LOOP, END, SKIP):
+                    pc = control(code, pc, expressions, args, loops, trips)
+                    continue
                 elif op == EXIT:
                     break
                 pc += 1

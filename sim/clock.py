@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..model.gpu import GPU
-from ..model.instructions import INSTRUCTIONS
+from ..model.instructions import INSTRUCTIONS, Instruction
 
-#: FLOPs of one mma.sync m16n8k16, and the share of peak from which tensor cores count as busy (GEMM-like work).
+#: FLOPs of one mma.sync m16n8k16, of one column of a warpgroup product's warp (m16, k16; FP8 counts half of its FLOPs, as the
+#: tensor cores' cycles do), and the share of peak from which tensor cores count as busy (GEMM-like work).
 MMA_FLOP = 2 * 16 * 8 * 16
+COLUMN_FLOP = 2 * 16 * 16
 TENSOR_ACTIVE = 0.05
 
 
@@ -35,7 +37,14 @@ def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int]) -
     power = gpu.power
     energy = 0.0
     for name, n in counts.items():
-        pipe = INSTRUCTIONS[name].pipe
+        kind = INSTRUCTIONS[name]
+        product = gpu.wgmma or gpu.tcgen05
+        if kind.columns and product is not None:
+            energy += n * kind.columns * product.pj_per_column
+            continue
+        if kind.counter == "none":
+            continue
+        pipe = kind.pipe
         each = power.hmma_pj if pipe == "tensor" else power.ex2_pj if pipe == "mufu" else power.vector_pj
         energy += n * each
     return (
@@ -44,6 +53,13 @@ def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int]) -
         + bytes_.get("l2_sm", 0) * power.l2_pj_per_byte
         + bytes_.get("hbm", 0) * power.hbm_pj_per_byte
     )
+
+
+def _flop(kind: Instruction) -> int:
+    """Of one instruction on the tensor cores; a warp has 16 rows of its warpgroup's product, a CTA's product has its own."""
+    if kind.pipe != "tensor":
+        return 0
+    return kind.columns * COLUMN_FLOP * max(1, kind.rows // 16) if kind.columns else MMA_FLOP
 
 
 def voltage(gpu: GPU, mhz: float) -> float:
@@ -65,7 +81,7 @@ def sustained(gpu: GPU, *, cycles: float, counts: Mapping[str, int], bytes_: Map
         return float(gpu.power.idle_w + per_cycle * 1e-12 * mhz * 1e6 * scale)
 
     top, rule = cap_mhz, f"cap {cap_mhz:.0f} MHz"
-    flops = sum(n for name, n in counts.items() if INSTRUCTIONS[name].pipe == "tensor") * MMA_FLOP
+    flops = sum(n * _flop(INSTRUCTIONS[name]) for name, n in counts.items())
     share = flops / max(1.0, cycles) / float(gpu.sm.count * gpu.sm.tensor_flop_per_clk)
     if share > TENSOR_ACTIVE and cap_mhz > gpu.clock.tensor_peak_mhz:
         top = float(gpu.clock.tensor_peak_mhz - share * gpu.power.tensor_clock_slope_mhz)

@@ -12,8 +12,16 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   Bundles that move data also queue, first come first served, at the SM's shared-memory port or at L2 and HBM; their arrival
   time is known then.
 * WAIT_SCOREBOARD, WAIT_GROUP, DEPEND resume the warp when what it waits for has arrived.
-* BARRIER releases all warps of the CTA ``barrier`` ticks after the last one arrives.
-* EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later.
+* BARRIER and NAMED_ARRIVE count a warp in; the last of ``count`` releases those that wait, ``barrier`` ticks later.
+* MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
+  the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that.
+* A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``.
+  MMA_COMMIT closes a group of them, MMA_WAIT waits for groups to be done. While a product runs, other bundles of that
+  sub-partition cost what the ``beside`` columns say, and those of FMA class hold the product up by ``delay``.
+* A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
+  ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
+* EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later, its barriers
+  empty. In a persistent Program each warp goes on by itself with the slot's next tile, and barriers keep their phases.
 
 Sources: the port and pipe costs are the chip's (``model/gpus``); the order of events is this file's.
 """
@@ -26,14 +34,21 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ..model.gpu import GPU
-from ..model.instructions import INSTRUCTIONS, PIPES
+from ..model.instructions import INSTRUCTIONS, PIPES, Instruction, Path
 from ..model.program import IntArray, Program
 
 TICKS_PER_CYCLE = 100
 
+
 #: Columns of ``Job.bundles``: ticks of the port, of the warp until it may go on, until the result, and at the SMEM port.
-BUNDLE_COLUMNS = ("port", "gap", "result", "path", "smem", *PIPES)
+#: Then the same port, gap and pipes beside a running product, and how much that product is delayed.
+BUNDLE_COLUMNS = (
+    "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
+)  # fmt: skip
 PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
+PORT_BESIDE, GAP_BESIDE, FIRST_BESIDE = (FIRST_PIPE + len(PIPES) + i for i in range(3))
+DELAY = FIRST_BESIDE + len(PIPES)
+TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
 GROUPS = 8  # cp.async groups a warp may have in flight
@@ -47,6 +62,7 @@ STALLS = (
     "tensor",
     "lsu",
     "control",
+    "tmem",
     "port",
     "smem",
     "scoreboard",
@@ -54,11 +70,18 @@ STALLS = (
     "barrier",
     "launch",
     "latency",
+    "mbarrier",
+    "product",
 )
-STALL_PORT, STALL_SMEM, STALL_SCOREBOARD, STALL_GROUP, STALL_BARRIER, STALL_LAUNCH, STALL_LATENCY = 6, 7, 8, 9, 10, 11, 12
+(
+    STALL_PORT, STALL_SMEM, STALL_SCOREBOARD, STALL_GROUP, STALL_BARRIER, STALL_LAUNCH, STALL_LATENCY, STALL_MBARRIER,
+    STALL_PRODUCT,
+) = range(len(PIPES), len(STALLS))  # fmt: skip
 
 #: Rows of ``Job.latency``.
-SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE = range(8)
+(
+    SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA, PRODUCT,
+) = range(11)  # fmt: skip
 
 #: Rows of ``Job.rate``: ticks per byte as (numerator, denominator).
 L2_RATE, HBM_RATE = range(2)
@@ -72,7 +95,8 @@ class Job:
     """One kernel on ``sms`` SMs as flat arrays. ``miss_ppm[t]``: share of tensor t's bytes that L2 does not hold, in millionths.
 
     ``queue``: tile numbers in the order in which free slots take them. ``bundles`` has one row per bundle and the columns of
-    BUNDLE_COLUMNS.
+    BUNDLE_COLUMNS. ``mbarriers``: Program.barrier_table; ``rings``: stages of each ring; ``multicast``: CTAs that share tensor
+    t's requests.
     """
 
     code: IntArray
@@ -86,6 +110,10 @@ class Job:
     latency: IntArray
     rate: IntArray
     miss_ppm: IntArray
+    mbarriers: IntArray
+    rings: IntArray
+    multicast: IntArray
+    persistent: bool = False
     record_limit: int = 0
 
 
@@ -113,6 +141,11 @@ class Run:
 Engine = Callable[[Job], Run]
 
 
+def deadlock(tick: int, tile: int, warp: int, row: int) -> str:
+    """What an engine says when no event is left and CTAs have not ended."""
+    return f"deadlock at tick {tick}: no event is left and tile {tile} has not ended; its warp {warp} waits at code row {row}"
+
+
 def ticks(cycles: float) -> int:
     return round(cycles * TICKS_PER_CYCLE)
 
@@ -123,15 +156,96 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
     for row, bundle in zip(rows, program.bundles, strict=True):
         for name, n in bundle:
             kind = INSTRUCTIONS[name]
-            port = ticks(getattr(gpu.port, kind.cost))
-            row[PORT] += n * port
-            row[GAP] += n * max(ticks(getattr(gpu.warp, kind.cost)), port)
-            row[RESULT] = max(row[RESULT], ticks(getattr(gpu.result, kind.cost)))
             row[PATH] = max(row[PATH], int(kind.path))
             row[SMEM] += n * ticks(kind.smem_bytes / gpu.smem.bytes_per_clk)
-            row[FIRST_PIPE + PIPES.index(kind.pipe)] += n * max(ticks(getattr(gpu.pipe, kind.cost)), port)
-        row[GAP] = max(row[GAP], row[FIRST_PIPE:].max())
+            if kind.path == Path.TCGEN05:
+                _cta_product(row, kind, gpu)
+            elif kind.columns:
+                _product(row, kind, gpu)
+            else:
+                _vector(row, kind, n, gpu)
+        if row[PATH] not in (Path.WGMMA, Path.TCGEN05):  # those are asynchronous, as is what TMEM transfers
+            row[GAP] = max(row[GAP], row[FIRST_PIPE : FIRST_PIPE + TMEM].max())
+            row[GAP_BESIDE] = max(row[GAP_BESIDE], row[GAP], row[FIRST_BESIDE : FIRST_BESIDE + TMEM].max())
+        else:
+            row[GAP_BESIDE] = max(row[GAP_BESIDE], row[GAP])
     return rows
+
+
+def _vector(row: IntArray, kind: Instruction, n: int, gpu: GPU) -> None:
+    pipe = PIPES.index(kind.pipe)
+    if kind.name == "stall":
+        row[GAP] += n * ticks(1)
+        return
+    port, held, gap, result = _costs(kind, gpu)
+    row[PORT] += n * port
+    row[GAP] += n * max(gap, port)
+    row[RESULT] = max(row[RESULT], result)
+    row[FIRST_PIPE + pipe] += n * held
+    beside = gpu.beside
+    if beside is None or kind.pipe in ("lsu", "control", "tensor", "tmem"):
+        row[PORT_BESIDE] += n * port
+        row[FIRST_BESIDE + pipe] += n * held
+        return
+    if kind.pipe == "fma":
+        row[PORT_BESIDE] += n * ticks(beside.port_fma)
+        row[DELAY] += n * ticks(beside.tensor_per_fma)
+    else:
+        row[PORT_BESIDE] += n * ticks(beside.port_mufu if kind.pipe == "mufu" else beside.alu)
+    own = {"alu": beside.alu, "mufu": beside.mufu, "fma": beside.port_fma}[kind.pipe]
+    row[FIRST_BESIDE + pipe] += n * max(held, ticks(own))
+
+
+def _costs(kind: Instruction, gpu: GPU) -> tuple[int, int, int, int]:
+    """Ticks of the port and of the pipe, the warp's own gap, and ticks until the result of one instruction."""
+    if kind.packed:
+        if gpu.packed is None:
+            raise ValueError(f"{kind.sass} works on two FP32 values at once, and {gpu.name} cannot: choose gpu b200 or b300")
+        own = gpu.packed
+        return ticks(own.port), max(ticks(own.pipe), ticks(own.port)), ticks(own.warp), ticks(own.result)
+    port = ticks(getattr(gpu.port, kind.cost))
+    held = max(ticks(getattr(gpu.pipe, kind.cost)), port)
+    gap, result = ticks(getattr(gpu.warp, kind.cost)), ticks(getattr(gpu.result, kind.cost))
+    if kind.pipe == "tmem":
+        if gpu.tmem is None:
+            raise ValueError(f"{kind.sass} needs tensor memory, and {gpu.name} has none: choose another schedule or gpu b200")
+        rate = gpu.tmem.load_bytes_per_clk if kind.tmem_bytes > 0 else gpu.tmem.store_bytes_per_clk
+        held = max(port, ticks(abs(kind.tmem_bytes) / (rate / gpu.sm.subpartitions)))
+        result = held + ticks(gpu.tmem.latency_cycles if kind.tmem_bytes else gpu.tmem.alloc_cycles)
+    return port, held, gap, result
+
+
+def _product(row: IntArray, kind: Instruction, gpu: GPU) -> None:
+    """One k-step of a warpgroup product: the tensor pipe for its columns, the warp for its own issue."""
+    if gpu.wgmma is None:
+        raise ValueError(f"{kind.sass} needs warpgroup products (wgmma), and {gpu.name} has none: choose another schedule or gpu")
+    tensor = PIPES.index("tensor")
+    held = ticks(kind.columns * gpu.wgmma.cycles_per_column)
+    row[PORT] = row[PORT_BESIDE] = ticks(1)
+    row[GAP] = row[GAP_BESIDE] = ticks(1)
+    row[RESULT] = ticks(gpu.wgmma.wait_register_cycles if kind.from_register else gpu.wgmma.wait_cycles)
+    row[FIRST_PIPE + tensor] = row[FIRST_BESIDE + tensor] = held
+
+
+def _cta_product(row: IntArray, kind: Instruction, gpu: GPU) -> None:
+    """One k-step of a CTA's product: RESULT is its time on the SM's tensor cores, for its columns or its operands in SMEM."""
+    if gpu.tcgen05 is None:
+        raise ValueError(f"{kind.sass} needs tcgen05, and {gpu.name} has none: choose another schedule or gpu b200")
+    row[PORT] = row[PORT_BESIDE] = ticks(1)
+    row[GAP] = row[GAP_BESIDE] = max(ticks(1), ticks(gpu.tcgen05.issue_cycles))
+    row[RESULT] = max(ticks(kind.columns * gpu.tcgen05.cycles_per_column), ticks(kind.smem_bytes / gpu.smem.bytes_per_clk))
+
+
+def product_ticks(program: Program, gpu: GPU) -> int:
+    """From the end of a CTA's last product to its arrival at an mbarrier (tcgen05.commit): what was measured from the issue of
+    one product to the waiting thread, less the product and the wait itself."""
+    products = [kind for bundle in program.bundles for name, _ in bundle if (kind := INSTRUCTIONS[name]).path == Path.TCGEN05]
+    if gpu.tcgen05 is None or not products:
+        return 0
+    own, pair = gpu.tcgen05.latency_cycles, gpu.tcgen05.pair_latency_cycles
+    latency = pair if any(kind.pair for kind in products) else own
+    waited = gpu.async_.mbarrier_cycles if gpu.async_ else 0
+    return ticks(max(0.0, latency + gpu.tcgen05.batch_cycles - waited))
 
 
 def make_job(
@@ -148,7 +262,8 @@ def make_job(
 ) -> Job:
     """Price ``program`` for one SM of ``gpu`` that shares L2 and HBM fairly with ``active_sms`` - 1 others."""
     cycles_per_ns = clock_mhz / 1e3
-    l2_share = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / active_sms)
+    l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
+    l2_share = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / active_sms) * l2_clocks
     hbm_share = hbm_bytes_per_s / (clock_mhz * 1e6) / active_sms
     hbm_share = min(hbm_share, l2_share)
     near_far_ns = (gpu.l2.latency_near_ns + gpu.l2.latency_far_ns) / 2
@@ -161,6 +276,9 @@ def make_job(
         gpu.launch.second_cta_cycles,
         gpu.launch.cta_replace_cycles,
         gpu.latency.lsu_queue,
+        gpu.async_.mbarrier_cycles if gpu.async_ else 0,
+        gpu.async_.tma_ns * cycles_per_ns if gpu.async_ else 0,
+        product_ticks(program, gpu) / TICKS_PER_CYCLE,
     ]
     starts = [role.start for role in program.roles for _ in range(role.warps)]
     return Job(
@@ -175,6 +293,10 @@ def make_job(
         latency=np.array([ticks(v) for v in latency], dtype=np.int64),
         rate=np.array([_ratio(l2_share), _ratio(hbm_share)], dtype=np.int64),
         miss_ppm=miss_ppm.astype(np.int64),
+        mbarriers=program.barrier_table,
+        rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
+        multicast=np.array([tensor.multicast for tensor in program.tensors], dtype=np.int64),
+        persistent=program.persistent,
         record_limit=record_limit,
     )
 

@@ -1,216 +1,81 @@
 """The reference engine: the contract of :mod:`.engine` as SimPy processes, written to be read.
 
-Every warp is a process, every sub-partition an arbiter. All events go through :meth:`_Clock.at`, which hands SimPy the
-contract's static key as the event's priority: at equal ticks warps resume by number, then sub-partitions arbitrate by
+Every warp is a process, every sub-partition an arbiter. All events go through :meth:`.reference_parts.Clock.fire`, which hands
+SimPy the contract's static key as the event's priority: at equal ticks warps resume by number, then sub-partitions arbitrate by
 number. Insertion order never decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, cast
+from collections.abc import Callable, Generator
+from typing import Any
 
 import numpy as np
 import simpy
-from simpy.events import EventPriority
 
-from ..model.instructions import PIPES, Path
+from ..model.instructions import Path
 from ..model.program import Opcode
+from ..model.rows import ARG, BARRIER, BUNDLE, BYTES, COUNT, INDEX, JUMP, OPCODE, RING, TENSOR
 from .engine import (
     BARRIER_BASE,
     BARRIER_PER_WARP,
     DISPATCH,
-    FIRST_PIPE,
-    HBM_LATENCY,
-    HBM_RATE,
-    L2_LATENCY,
-    L2_RATE,
-    LOOP_DEPTH,
     LSU_QUEUE,
+    MBARRIER,
+    PRODUCT,
     RECORD_COLUMNS,
     REPLACE,
-    SCOREBOARDS,
     SMEM_LATENCY,
     STALL_BARRIER,
-    STALL_GROUP,
-    STALL_LATENCY,
     STALL_LAUNCH,
-    STALL_PORT,
-    STALL_SCOREBOARD,
+    STALL_MBARRIER,
     STALL_SMEM,
     STALLS,
+    TMA,
     Job,
     Run,
+    deadlock,
 )
+from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Warp
+from .reference_parts import TENSOR as TENSOR_PIPE
 
 Process = Generator[simpy.Event, Any, None]
-SUB_PARTITIONS = 4
-ISSUE, WAIT_SCOREBOARD, COMMIT, WAIT_GROUP, BARRIER, LOOP, END, SKIP, EXIT, DEPEND = (int(op) for op in Opcode)
-SHARED, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
-WAITS = (WAIT_SCOREBOARD, WAIT_GROUP, DEPEND)
-BUNDLE = 1  # the column of a code row that names its bundle
-MILLION = 1_000_000
-
-
-class _Clock:
-    """A SimPy environment whose events carry a static key."""
-
-    def __init__(self) -> None:
-        self.env = simpy.Environment()
-        self.events = 0
-
-    @property
-    def now(self) -> int:
-        tick: int = self.env._now  # type: ignore[assignment]  # whole ticks only
-        return tick
-
-    def fire(self, event: simpy.Event, tick: int, key: int) -> simpy.Event:
-        """Let ``event`` happen at ``tick``, after every event of a smaller key."""
-        event._ok, event._value = True, None
-        self.env.schedule(event, cast(EventPriority, key), tick - self.env._now)
-        self.events += 1
-        return event
-
-    def at(self, tick: int, key: int) -> simpy.Event:
-        return self.fire(self.env.event(), tick, key)
-
-
-class _Sm:
-    """What one SM's warps share: the SMEM port and its share of L2 and HBM, each first come, first served."""
-
-    def __init__(self, job: Job) -> None:
-        self.free, self.used = [0, 0, 0], [0, 0, 0]
-        self.missed = [0] * max(1, len(job.miss_ppm))
-        self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
-
-    def queue(self, port: int, tick: int, cost: int) -> int:
-        self.free[port] = max(tick, self.free[port]) + cost
-        self.used[port] += cost
-        return self.free[port]
-
-    def memory(self, tick: int, size: int, tensor: int) -> int:
-        """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
-        rate, latency = self.rate, self.latency
-        done: int = self.queue(1, tick, size * rate[L2_RATE][0] // rate[L2_RATE][1]) + latency[L2_LATENCY]
-        if tensor >= 0:
-            self.missed[tensor] += self.miss_ppm[tensor]
-            if self.missed[tensor] >= MILLION:
-                self.missed[tensor] -= MILLION
-                cost = size * rate[HBM_RATE][0] // rate[HBM_RATE][1]
-                done = max(done, self.queue(2, tick, cost) + latency[HBM_LATENCY])
-        return done
-
-
-class _Warp:
-    """One warp: its number, where it lives, and what it waits for."""
-
-    def __init__(self, number: int, lane: int, sm: int, slot: int) -> None:
-        self.number, self.lane, self.sm, self.slot = number, lane, sm, slot
-        self.ready = False
-        self.since = self.row_start = self.left = self.done_bytes = self.result_at = self.open_until = 0
-        self.tile = self.pc = self.blocker = 0
-        self.row: list[int] = []
-        self.board = [0] * SCOREBOARDS
-        self.groups: list[int] = []  # when each closed cp.async group has landed
-        self.served: simpy.Event | None = None  # happens when the warp may go on after its bundle
-
-    def begin(self, tile: int, pc: int) -> None:
-        self.tile, self.pc = tile, pc
-        self.board, self.groups, self.open_until = [0] * SCOREBOARDS, [], 0
-
-    def due(self, op: int, arg: int) -> tuple[int, int]:
-        """When what a waiting row waits for has arrived, and the stall it is booked under."""
-        if op == DEPEND:
-            return self.result_at, STALL_LATENCY
-        if op == WAIT_SCOREBOARD:
-            return self.board[arg], STALL_SCOREBOARD
-        number = len(self.groups) - arg
-        return (self.groups[number - 1] if number > 0 else 0), STALL_GROUP
-
-
-class _SubPartition:
-    """Issue port and pipes of a quarter SM. Round robin among the warps that wait for it, one bundle at a time."""
-
-    def __init__(self, machine: _Machine, number: int) -> None:
-        self.machine, self.number = machine, number
-        self.members: list[_Warp] = []
-        self.port_free, self.pipe_free = 0, [0] * len(PIPES)
-        self.served = 0
-        self.wake: int | None = None
-        self.busy = [0] * (len(PIPES) + 1)
-
-    def soonest(self, warp: _Warp) -> int:
-        """When the port and every pipe that the warp's bundle uses are free."""
-        at = self.port_free
-        for pipe in self.machine.uses[warp.row[BUNDLE]]:
-            if self.pipe_free[pipe] > at:
-                at = self.pipe_free[pipe]
-        return at
-
-    def blocker(self, warp: _Warp, tick: int) -> int:
-        """What the warp waits for: the last pipe to become free if that is later than the port, else the port."""
-        late = STALL_PORT
-        for pipe in self.machine.uses[warp.row[BUNDLE]]:
-            if self.pipe_free[pipe] > self.port_free and self.pipe_free[pipe] == tick:
-                late = pipe
-        return late
-
-    def arbitrate_at(self, tick: int) -> None:
-        if self.wake is None or tick < self.wake:
-            self.wake = tick
-            event = self.machine.clock.at(tick, self.machine.warps + self.number)
-            assert event.callbacks is not None
-            event.callbacks.append(lambda _: self.arbitrate(tick))
-
-    def arbitrate(self, tick: int) -> None:
-        if self.wake != tick:
-            return  # an earlier wake-up took this one's place
-        self.wake = None
-        if self.port_free <= tick:
-            n = len(self.members)
-            for step in range(1, n + 1):
-                rank = (self.served + step) % n
-                if self.members[rank].ready and self.soonest(self.members[rank]) <= tick:
-                    self.served = rank
-                    self.machine.grant(self, self.members[rank])
-                    break
-        waiting = min((self.soonest(w) for w in self.members if w.ready), default=None)
-        if waiting is not None:
-            self.arbitrate_at(waiting)
+Waiting = list[tuple[Warp, simpy.Event]]
+ISSUE, EXIT = int(Opcode.ISSUE), int(Opcode.EXIT)
+SHARED, LOAD, TO_SMEM, TMA_LOAD = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
+WGMMA, TCGEN05 = int(Path.WGMMA), int(Path.TCGEN05)
+PREVIOUS, AFTER_PRODUCTS = 1, 1  # MB_WAIT's count and MB_ARRIVE's arg
 
 
 class _Machine:
     """The job, its SMs, sub-partitions and warps, and what is counted."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.clock = job, _Clock()
-        self.code, self.bundles, self.latency = job.code.tolist(), job.bundles.tolist(), job.latency.tolist()
-        self.expressions = job.expressions.tolist()
-        self.uses = [tuple(p for p, cost in enumerate(row[FIRST_PIPE:]) if cost) for row in self.bundles]
+        self.job, self.clock = job, Clock()
+        self.code, self.latency = job.code.tolist(), job.latency.tolist()
+        self.bundles = [Bundle.of(row) for row in job.bundles.tolist()]
+        self.expressions, self.mbarriers = job.expressions.tolist(), job.mbarriers.tolist()
         self.per_cta = len(job.warp_start)
-        self.warps = job.sms * job.slots * self.per_cta
-        self.sms = [_Sm(job) for _ in range(job.sms)]
-        self.quarters = [_SubPartition(self, i) for i in range(job.sms * SUB_PARTITIONS)]
-        self.slots: list[list[_Warp]] = []
-        self.homes: list[_SubPartition] = []  # by warp number
+        warps = job.sms * job.slots * self.per_cta
+        self.sms = [Sm(job) for _ in range(job.sms)]
+        self.quarters = [SubPartition(self.clock, warps + i, self.bundles, self.grant) for i in range(job.sms * SUB_PARTITIONS)]
+        self.homes: list[SubPartition] = []  # by warp number
+        self.ctas: list[_Cta | None] = [None] * (job.sms * job.slots)  # by slot
+        self.slots: list[list[Warp]] = []
         for slot in range(job.sms * job.slots):
             sm = slot // job.slots
-            team = [_Warp(slot * self.per_cta + i, i, sm, slot) for i in range(self.per_cta)]
-            for warp in team:
-                self.homes.append(self.home(warp))
+            self.slots.append([Warp(slot * self.per_cta + i, i, sm, slot, len(job.rings)) for i in range(self.per_cta)])
+            for warp in self.slots[-1]:
+                lane = warp.number % (job.slots * self.per_cta)
+                self.homes.append(self.quarters[sm * SUB_PARTITIONS + lane % SUB_PARTITIONS])
                 self.homes[-1].members.append(warp)
-            self.slots.append(team)
         self.stalls = [[[0] * len(STALLS) for _ in range(self.per_cta)] for _ in range(job.sms)]
         self.issued = [0] * len(job.bundles)
-        self.ctas = np.zeros((len(job.queue), 5), np.int64)
+        self.table = np.zeros((len(job.queue), 5), np.int64)  # Run.ctas
         self.records: list[tuple[int, ...]] = []
         self.head, self.last, self.ended = 0, 0, 0
 
-    def home(self, warp: _Warp) -> _SubPartition:
-        lane = warp.number % (self.job.slots * self.per_cta)
-        return self.quarters[warp.sm * SUB_PARTITIONS + lane % SUB_PARTITIONS]
-
-    def stall(self, warp: _Warp, reason: int, amount: int) -> None:
+    def stall(self, warp: Warp, reason: int, amount: int) -> None:
         self.stalls[warp.sm][warp.lane][reason] += amount
 
     # --- CTAs ---
@@ -223,61 +88,66 @@ class _Machine:
                 self.head = max(self.head, order + 1)
                 self.start_cta(slot, order, (slot % job.slots) * self.latency[DISPATCH], 0)
         self.clock.env.run()
-        if self.ended < self.head:
-            stuck = self.head - self.ended
-            raise RuntimeError(f"deadlock at tick {self.last}: no event is left and {stuck} tiles have not ended")
+        if self.ended < len(job.queue):
+            stuck = next(warp for team in self.slots for warp in team if warp.held)
+            raise RuntimeError(deadlock(self.last, stuck.tile, stuck.lane, stuck.pc))
 
     def start_cta(self, slot: int, order: int, tick: int, asked: int) -> None:
-        tile, job = int(self.job.queue[order]), self.job
-        self.ctas[order, :4] = tile, slot // job.slots, slot % job.slots, tick
-        cta = _Cta(self, order, slot, tile)
+        """A CTA that was asked for at ``asked`` starts at ``tick``, with nothing left of the one before."""
+        cta = self.ctas[slot] = _Cta(self, slot)
+        cta.begin(order, tick)
         for warp in self.slots[slot]:
             self.stall(warp, STALL_LAUNCH, tick - asked)
-            self.clock.env.process(cta.warp(warp, self.clock.at(tick, warp.number)))
+            self.clock.env.process(cta.life(warp, order, self.clock.at(tick, warp.number)))
 
-    def end_cta(self, cta: _Cta) -> None:
+    def end_tile(self, tile: _Tile, slot: int) -> None:
         now = self.clock.now
-        self.ctas[cta.order, 4] = now
+        self.table[tile.order, 4] = now
         self.ended += 1
-        if self.head < len(self.job.queue):
+        if self.head < len(self.job.queue) and not self.job.persistent:
             self.head += 1
-            self.start_cta(cta.slot, self.head - 1, now + self.latency[REPLACE], now)
+            self.start_cta(slot, self.head - 1, now + self.latency[REPLACE], now)
+
+    # --- barriers ---
+
+    def hold(self, warp: Warp, waiting: Waiting) -> simpy.Event:
+        """The warp joins ``waiting``; the event happens when those are released."""
+        warp.since, warp.held = self.clock.now, True
+        event = self.clock.env.event()
+        waiting.append((warp, event))
+        return event
+
+    def release(self, waiting: Waiting, tick: int, reason: int) -> None:
+        for warp, event in waiting:
+            warp.held = False
+            self.stall(warp, reason, tick - warp.since)
+            self.clock.fire(event, tick, warp.number)
+        waiting.clear()
+
+    def book(self, mbarrier: Mbarrier, arrivals: int, size: int, at: int) -> None:
+        """Count towards the phase of ``mbarrier``; if that ends it, its waiters go on when it is over."""
+        if mbarrier.book(arrivals, size, at):
+            over = mbarrier.complete(self.latency[MBARRIER])
+            self.release(mbarrier.waiting, max(over, self.clock.now), STALL_MBARRIER)
 
     # --- one bundle ---
 
-    def grant(self, quarter: _SubPartition, warp: _Warp) -> None:
-        """Give ``warp`` its bundle: hold port, pipe and queues, and wake the warp when it may go on."""
+    def grant(self, quarter: SubPartition, warp: Warp) -> None:
+        """Give ``warp`` its bundle: hold port, pipes and queues, and wake the warp when it may go on."""
         row, now = warp.row, self.clock.now
-        bundle = row[BUNDLE]
-        port, gap, result, path, smem, *pipes = self.bundles[bundle]
+        bundle = self.bundles[row[BUNDLE]]
         warp.ready = False
-        quarter.port_free = now + port
-        quarter.busy[-1] += port
-        for pipe, cost in enumerate(pipes):
-            if cost:
-                quarter.pipe_free[pipe] = now + cost
-                quarter.busy[pipe] += cost
-        self.issued[bundle] += 1
+        self.issued[row[BUNDLE]] += 1
         self.stall(warp, warp.blocker, now - warp.since)
-        resume = now + gap
-        warp.result_at = max(warp.result_at, now + port + result)
-        sm = self.sms[warp.sm]
-        if smem:
-            drained = sm.queue(0, now, smem)
-            if path == SHARED:
-                if row[3] >= 0:
-                    warp.board[row[3]] = max(warp.board[row[3]], drained + self.latency[SMEM_LATENCY])
-                full = drained - self.latency[LSU_QUEUE]
-                self.stall(warp, STALL_SMEM, max(0, full - resume))
-                resume = max(resume, full)
-        if path >= LOAD:
-            moved = row[4] * (row[2] - warp.left + 1) // row[2] - warp.done_bytes
-            warp.done_bytes += moved
-            arrives = sm.memory(now, moved, row[5])
-            if path == TO_SMEM:
-                warp.open_until = max(warp.open_until, arrives)
-            elif path == LOAD:
-                warp.board[row[3]] = max(warp.board[row[3]], arrives)
+        cost = quarter.take(bundle, now)
+        resume = now + cost.gap
+        warp.result_at = max(warp.result_at, now + cost.port + bundle.result)
+        if bundle.path in (WGMMA, TCGEN05):
+            self.multiply(warp, bundle, quarter)
+        elif bundle.smem:
+            resume = self.share(warp, bundle, resume)
+        if LOAD <= bundle.path < WGMMA:
+            self.move(warp, bundle.path)
         warp.left -= 1
         if warp.left == 0 and len(self.records) < self.job.record_limit:
             slot = warp.slot % self.job.slots
@@ -285,93 +155,221 @@ class _Machine:
         assert warp.served is not None
         self.clock.fire(warp.served, resume, warp.number)
 
+    def multiply(self, warp: Warp, bundle: Bundle, quarter: SubPartition) -> None:
+        """An asynchronous product: what it reads in SMEM does not queue, and it is done when its tensor cores are."""
+        sm = self.sms[warp.sm]
+        sm.used[SMEM_PORT] += bundle.smem
+        if bundle.path == WGMMA:
+            done = quarter.pipe_free[TENSOR_PIPE] + bundle.result
+        else:
+            done = sm.multiply(self.clock.now, bundle.result) + self.latency[PRODUCT]
+            for each in self.quarters[warp.sm * SUB_PARTITIONS :][:SUB_PARTITIONS]:
+                each.busy[TENSOR_PIPE] += bundle.result
+        warp.product_until = max(warp.product_until, done)
+
+    def share(self, warp: Warp, bundle: Bundle, resume: int) -> int:
+        """Queue at the SMEM port; when the warp may go on, which a full queue delays."""
+        drained = self.sms[warp.sm].queue(SMEM_PORT, self.clock.now, bundle.smem)
+        if bundle.path != SHARED:
+            return resume
+        board = warp.row[ARG]
+        if board >= 0:
+            warp.board[board] = max(warp.board[board], drained + self.latency[SMEM_LATENCY])
+        full = drained - self.latency[LSU_QUEUE]
+        self.stall(warp, STALL_SMEM, max(0, full - resume))
+        return int(max(resume, full))
+
+    def move(self, warp: Warp, path: int) -> None:
+        """Ask L2 (and HBM) for this bundle's part of the row's bytes, and tell what counts their arrival."""
+        row = warp.row
+        moved = row[BYTES] * (row[COUNT] - warp.left + 1) // row[COUNT] - warp.done_bytes
+        warp.done_bytes += moved
+        arrives = self.sms[warp.sm].memory(self.clock.now, moved, row[TENSOR])
+        if path == TO_SMEM:
+            warp.open_until = max(warp.open_until, arrives)
+        elif path == LOAD:
+            warp.board[row[ARG]] = max(warp.board[row[ARG]], arrives)
+        elif path == TMA_LOAD:
+            cta = self.ctas[warp.slot]
+            assert cta is not None
+            self.book(cta.mbarrier(warp, row)[0], 0, -moved, arrives + self.latency[TMA])
+
+
+class _Tile:
+    """A tile that a CTA works on: its place in the queue, its arguments and how many warps have not ended it."""
+
+    def __init__(self, job: Job, order: int, alive: int) -> None:
+        self.order, self.number, self.alive = order, int(job.queue[order]), alive
+        self.args: list[int] = job.tile_args[self.number].tolist()
+
 
 class _Cta:
-    """A tile on a slot: its arguments, its barriers and how many of its warps still run."""
+    """A CTA on a slot: its barriers, and the tiles that its warps have begun."""
 
-    def __init__(self, machine: _Machine, order: int, slot: int, tile: int) -> None:
-        self.machine, self.order, self.slot, self.tile = machine, order, slot, tile
-        self.args: list[int] = machine.job.tile_args[tile].tolist()
-        self.alive = machine.per_cta
-        self.arrived: dict[int, list[tuple[_Warp, simpy.Event, int]]] = {}
+    def __init__(self, machine: _Machine, slot: int) -> None:
+        self.machine, self.slot = machine, slot
+        self.named: dict[int, NamedBarrier] = {}
+        self.mbarriers = [[Mbarrier(count) for _ in range(stages)] for _, count, stages in machine.mbarriers]
+        self.tiles: dict[int, _Tile] = {}
+        self.steps: dict[int, Callable[[Warp, list[int]], simpy.Event | None]] = {
+            Opcode.WAIT_SCOREBOARD: self.wait,
+            Opcode.WAIT_GROUP: self.wait,
+            Opcode.DEPEND: self.wait,
+            Opcode.MMA_WAIT: self.wait,
+            Opcode.COMMIT: self.commit,
+            Opcode.MMA_COMMIT: self.mma_commit,
+            Opcode.BARRIER: self.sync,
+            Opcode.NAMED_ARRIVE: self.arrive,
+            Opcode.MB_ARRIVE: self.mbarrier_arrive,
+            Opcode.MB_WAIT: self.mbarrier_wait,
+            Opcode.ADVANCE: self.advance,
+            Opcode.TILE: self.tile,
+            Opcode.LOOP: self.loop,
+            Opcode.END: self.end,
+            Opcode.SKIP_IF_NEGATIVE: self.skip,
+        }
 
-    def arrive(self, barrier: int, warp: _Warp) -> simpy.Event:
-        """Join ``barrier``; the event happens for all warps at once after the last one has come."""
-        machine, clock = self.machine, self.machine.clock
-        team = self.arrived.setdefault(barrier, [])
-        event = clock.env.event()
-        team.append((warp, event, clock.now))
-        if len(team) == machine.per_cta:
-            latency = machine.latency
-            release = clock.now + latency[BARRIER_BASE] + latency[BARRIER_PER_WARP] * machine.per_cta
-            for member, waiting, since in team:
-                machine.stall(member, STALL_BARRIER, release - since)
-                clock.fire(waiting, release, member.number)
-            self.arrived[barrier] = []
-        return event
+    # --- tiles ---
 
-    def expression(self, number: int, loops: list[int]) -> int:
-        const, arg, arg_coef, depth, coef, outer, outer_coef = self.machine.expressions[number]
-        total: int = const
-        total += arg_coef * self.args[arg] if arg >= 0 else 0
-        total += coef * loops[depth] if depth >= 0 else 0
-        return total + (outer_coef * loops[outer] if outer >= 0 else 0)
+    def begin(self, order: int, tick: int) -> None:
+        """The first of the CTA's warps begins the tile at ``order`` of the queue."""
+        machine, slots = self.machine, self.machine.job.slots
+        tile = self.tiles[order] = _Tile(machine.job, order, machine.per_cta)
+        machine.table[order, :4] = tile.number, self.slot // slots, self.slot % slots, tick
 
-    def warp(self, warp: _Warp, start: simpy.Event) -> Process:
-        """The life of one warp: wait for the launch, run its code, leave."""
+    def life(self, warp: Warp, order: int, start: simpy.Event) -> Process:
+        """Wait for the launch, run the warp's code, leave; in a persistent Program go on with the CTA's next tiles."""
         yield start
+        machine, job = self.machine, self.machine.job
+        warp.begin(int(job.warp_start[warp.lane]))
+        while order < len(job.queue):
+            if order not in self.tiles:
+                self.begin(order, machine.clock.now)
+            tile = self.tiles[order]
+            warp.tile, warp.args = tile.number, tile.args
+            yield from self.run(warp)
+            tile.alive -= 1
+            if tile.alive == 0:
+                machine.end_tile(tile, self.slot)
+            if not job.persistent:
+                return
+            order += job.sms * job.slots
+            warp.pc = warp.again
+
+    def run(self, warp: Warp) -> Process:
+        """Run the warp's code up to EXIT."""
         machine, code = self.machine, self.machine.code
-        clock = machine.clock
-        warp.begin(self.tile, int(machine.job.warp_start[warp.lane]))
-        loops, trips = [0] * LOOP_DEPTH, [0] * LOOP_DEPTH
         while True:
-            machine.last = max(machine.last, clock.now)
+            machine.last = max(machine.last, machine.clock.now)
             row = code[warp.pc]
-            op, arg, jump = row[0], row[3], row[7]
+            op = row[OPCODE]
             if op == ISSUE:
                 yield from self.issue(warp, row)
-            elif op in WAITS:
-                until, reason = warp.due(op, arg)
-                if until > clock.now:
-                    machine.stall(warp, reason, until - clock.now)
-                    yield clock.at(until, warp.number)
-            elif op == COMMIT:
-                warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
-                warp.open_until = 0
-            elif op == BARRIER:
-                yield self.arrive(arg, warp)
-            elif op == LOOP:
-                depth = code[jump][6]
-                loops[depth], trips[depth] = 0, self.expression(arg, loops)
-                if trips[depth] <= 0:
-                    warp.pc = jump
-            elif op == END:
-                depth = row[6]
-                loops[depth] += 1
-                if loops[depth] < trips[depth]:
-                    warp.pc = jump
-                else:
-                    loops[depth] = 0
-            elif op == SKIP:
-                if self.expression(arg, loops) < 0:
-                    warp.pc = jump - 1
+            elif op == EXIT:
+                return
             else:
-                break
+                until = self.steps[op](warp, row)
+                if until is not None:
+                    yield until
             warp.pc += 1
-        self.alive -= 1
-        if self.alive == 0:
-            machine.end_cta(self)
 
-    def issue(self, warp: _Warp, row: list[int]) -> Process:
+    def issue(self, warp: Warp, row: list[int]) -> Process:
         """Issue one row of code, bundle by bundle."""
         clock, quarter = self.machine.clock, self.machine.homes[warp.number]
-        warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[2], 0, clock.now
+        warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[COUNT], 0, clock.now
         while warp.left:
             warp.ready, warp.since, warp.served = True, clock.now, clock.env.event()
             soonest = max(clock.now, quarter.soonest(warp))
             warp.blocker = quarter.blocker(warp, soonest)
             quarter.arbitrate_at(soonest)
             yield warp.served
+
+    # --- one row each; the event, if any, is what the warp waits for ---
+
+    def wait_until(self, warp: Warp, tick: int, reason: int) -> simpy.Event | None:
+        clock = self.machine.clock
+        if tick <= clock.now:
+            return None
+        self.machine.stall(warp, reason, tick - clock.now)
+        return clock.at(tick, warp.number)
+
+    def wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
+        until, reason = warp.due(row[OPCODE], row[ARG])
+        return self.wait_until(warp, until, reason)
+
+    def commit(self, warp: Warp, row: list[int]) -> None:
+        warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
+        warp.open_until = 0
+
+    def mma_commit(self, warp: Warp, row: list[int]) -> None:
+        warp.products.append(warp.product_until)
+
+    def sync(self, warp: Warp, row: list[int]) -> simpy.Event:
+        event = self.machine.hold(warp, self.named.setdefault(row[ARG], NamedBarrier()).waiting)
+        self.arrive(warp, row)
+        return event
+
+    def arrive(self, warp: Warp, row: list[int]) -> None:
+        machine, barrier = self.machine, self.named.setdefault(row[ARG], NamedBarrier())
+        barrier.arrived += 1
+        if barrier.arrived == row[COUNT]:
+            barrier.arrived = 0
+            ticks = machine.latency[BARRIER_BASE] + machine.latency[BARRIER_PER_WARP] * row[COUNT]
+            machine.release(barrier.waiting, machine.clock.now + ticks, STALL_BARRIER)
+
+    def mbarrier(self, warp: Warp, row: list[int]) -> tuple[Mbarrier, int]:
+        """The mbarrier stage that the warp's ring names, and the number of its phase."""
+        stages = self.mbarriers[row[BARRIER]]
+        turn, stage = divmod(warp.steps[row[RING]], len(stages))
+        return stages[stage], turn
+
+    def mbarrier_arrive(self, warp: Warp, row: list[int]) -> None:
+        at = self.machine.clock.now
+        if row[ARG] == AFTER_PRODUCTS:
+            at = max(at, warp.product_until)
+        self.machine.book(self.mbarrier(warp, row)[0], row[COUNT], row[BYTES], at)
+
+    def mbarrier_wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
+        mbarrier, turn = self.mbarrier(warp, row)
+        parity = (turn + (row[COUNT] == PREVIOUS)) % 2
+        if mbarrier.phase % 2 == parity:
+            return self.machine.hold(warp, mbarrier.waiting)
+        return self.wait_until(warp, mbarrier.done_at[parity], STALL_MBARRIER)
+
+    def advance(self, warp: Warp, row: list[int]) -> None:
+        warp.steps[row[RING]] += 1
+
+    def tile(self, warp: Warp, row: list[int]) -> None:
+        warp.again = warp.pc + 1
+
+    # --- control flow ---
+
+    def expression(self, warp: Warp, number: int) -> int:
+        const, arg, arg_coef, depth, coef, outer, outer_coef = self.machine.expressions[number]
+        total: int = const
+        total += arg_coef * warp.args[arg] if arg >= 0 else 0
+        total += coef * warp.loops[depth] if depth >= 0 else 0
+        return total + (outer_coef * warp.loops[outer] if outer >= 0 else 0)
+
+    def loop(self, warp: Warp, row: list[int]) -> None:
+        depth = self.machine.code[row[JUMP]][INDEX]
+        trips = self.expression(warp, row[ARG])
+        if trips <= 0:
+            warp.pc = row[JUMP]
+        else:
+            warp.loops[depth], warp.trips[depth] = 0, trips
+
+    def end(self, warp: Warp, row: list[int]) -> None:
+        depth = row[INDEX]
+        warp.loops[depth] += 1
+        if warp.loops[depth] < warp.trips[depth]:
+            warp.pc = row[JUMP]
+        else:
+            warp.loops[depth] = 0
+
+    def skip(self, warp: Warp, row: list[int]) -> None:
+        if self.expression(warp, row[ARG]) < 0:
+            warp.pc = row[JUMP] - 1
 
 
 def run(job: Job) -> Run:
@@ -381,7 +379,7 @@ def run(job: Job) -> Run:
     busy = np.array([q.busy for q in machine.quarters], np.int64)
     return Run(
         ticks=machine.last,
-        ctas=machine.ctas,
+        ctas=machine.table,
         busy=busy.reshape(job.sms, SUB_PARTITIONS, -1),
         shared=np.array([sm.used for sm in machine.sms], np.int64),
         stalls=np.array(machine.stalls, np.int64),

@@ -1,7 +1,9 @@
 """Which tiles L2 holds: a replay of a Program's global accesses, tile by tile, that turns requests into HBM traffic.
 
-Resident CTAs advance in turn, one access each, in launch order; L2 is one LRU list of tiles with write-back. Bytes are exact for
-the tensors' clipped blocks. What the replay leaves out is time: CTAs of unequal speed drift apart on a real chip.
+Resident CTAs advance in turn, one access each, in launch order; L2 is one LRU list of tiles with write-back, as large as what
+really survives there (``l2.resident_bytes``). Bytes are exact for the tensors' clipped blocks. A CTA slot's local memory is a
+tile too: the frame that a binary spills once a CTA lies idle between a CTA's first and last use and may have to leave. What
+the replay leaves out is time: CTAs of unequal speed drift apart on a real chip.
 """
 
 from __future__ import annotations
@@ -9,18 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba as nb
 import numpy as np
 
 from ..model.instructions import INSTRUCTIONS, Path
 from ..model.program import IntArray, Opcode, Program, Tensor
 from .engine import LOOP_DEPTH
-from .fast_engine import expression
+from .fast_parts import control, expression, jit
 
 ISSUE, LOOP, END = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END)
 SKIP, EXIT = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT)
 L2_READ, L2_WRITE, HBM_READ, HBM_WRITE = range(4)
-jit = nb.njit(cache=True, nogil=True)
+STORES = (Path.GLOBAL_STORE, Path.TMA_STORE)
+LOCAL = "local"  # the frames of registers spilled once a CTA, one a CTA slot
+MOST_SLOTS = 8192  # more than any chip has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,13 @@ class Traffic:
     """Bytes of one launch by tensor name: [L2 read, L2 written, HBM read, HBM written]."""
 
     by_tensor: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+
+    def __add__(self, other: Traffic) -> Traffic:
+        rows = {}
+        for name, a in self.by_tensor.items():
+            b = other.by_tensor[name]
+            rows[name] = (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+        return Traffic(by_tensor=rows)
 
     def total(self, column: int) -> int:
         return sum(row[column] for row in self.by_tensor.values())
@@ -58,6 +68,48 @@ def _touch(i: int, older: Any, newer: Any, root: int) -> None:
 
 
 @jit
+def _access(
+    i: int,
+    size: int,
+    write: bool,
+    t: int,
+    share: int,
+    owner: Any,
+    older: Any,
+    newer: Any,
+    resident: Any,
+    dirty: Any,
+    state: Any,
+    capacity: int,
+    out: Any,
+) -> None:
+    """Tile ``i`` of tensor ``t`` is read or written: count it, bring it in, and let the oldest tiles go.
+
+    ``share``: CTAs that one request serves; each is counted for its part of it.
+    """
+    root = resident.shape[0]
+    out[t, L2_WRITE if write else L2_READ] += size // share
+    if resident[i] > 0:
+        _unlink(i, older, newer)
+    else:
+        resident[i] = size
+        state[0] += size
+        if not write:
+            out[t, HBM_READ] += size
+    if write:
+        dirty[i] = 1
+    _touch(i, older, newer, root)
+    while state[0] > capacity:
+        victim = newer[root]
+        _unlink(victim, older, newer)
+        state[0] -= resident[victim]
+        if dirty[victim]:
+            out[owner[victim], HBM_WRITE] += resident[victim]
+            dirty[victim] = 0
+        resident[victim] = 0
+
+
+@jit
 def _replay(
     code: Any,
     expressions: Any,
@@ -65,6 +117,7 @@ def _replay(
     starts: Any,
     slots: int,
     is_write: Any,
+    multicast: Any,
     base: Any,
     blocks: Any,
     plane_col: Any,
@@ -77,9 +130,11 @@ def _replay(
     dirty: Any,
     state: Any,
     capacity: int,
+    local: int,
+    local_base: int,
+    local_bytes: int,
     out: Any,
 ) -> None:
-    root = resident.shape[0]
     n_tiles, roles = tile_args.shape[0], starts.shape[0]
     agents = slots * roles
     pc = np.full(agents, -1, np.int64)
@@ -96,6 +151,9 @@ def _replay(
             left[slot] = roles
             head += 1
             running += 1
+            if local_bytes > 0:
+                frame = local_base + slot
+                _access(frame, local_bytes, True, local, 1, owner, older, newer, resident, dirty, state, capacity, out)
     while running > 0:
         for a in range(agents):
             if pc[a] < 0:
@@ -104,34 +162,27 @@ def _replay(
             while True:
                 row = code[pc[a]]
                 op = row[0]
-                if op == LOOP:
-                    n = expression(expressions[row[3]], args, loops[a])
-                    if n <= 0:
-                        pc[a] = row[7] + 1
-                    else:
-                        depth = code[row[7], 6]
-                        loops[a, depth], trips[a, depth] = 0, n
-                        pc[a] += 1
-                elif op == END:
-                    depth = row[6]
-                    loops[a, depth] += 1
-                    if loops[a, depth] < trips[a, depth]:
-                        pc[a] = row[7] + 1
-                    else:
-                        loops[a, depth] = 0
-                        pc[a] += 1
-                elif op == SKIP:
-                    pc[a] = row[7] if expression(expressions[row[3]], args, loops[a]) < 0 else pc[a] + 1
+                if op in (LOOP, END, SKIP):
+                    pc[a] = control(code, pc[a], expressions, args, loops[a], trips[a])
                 elif op == EXIT:
                     pc[a] = -1
                     slot = a // roles
                     left[slot] -= 1
                     if left[slot] == 0:
+                        if local_bytes > 0:
+                            frame = local_base + slot
+                            _access(
+                                frame, local_bytes, False, local, 1, owner, older, newer, resident, dirty, state, capacity, out
+                            )
                         if head < n_tiles:
                             for r in range(roles):
                                 pc[slot * roles + r], tile[slot * roles + r] = starts[r], head
                             left[slot] = roles
                             head += 1
+                            if local_bytes > 0:
+                                _access(
+                                    frame, local_bytes, True, local, 1, owner, older, newer, resident, dirty, state, capacity, out
+                                )
                         else:
                             running -= 1
                     break
@@ -144,25 +195,7 @@ def _replay(
                     i = base[t] + args[plane_col[t]] * blocks[t] + block
                     size = sizes[size_base[t] + block]
                     write = is_write[row[1]]
-                    out[t, L2_WRITE if write else L2_READ] += size
-                    if resident[i] > 0:
-                        _unlink(i, older, newer)
-                    else:
-                        resident[i] = size
-                        state[0] += size
-                        if not write:
-                            out[t, HBM_READ] += size
-                    if write:
-                        dirty[i] = 1
-                    _touch(i, older, newer, root)
-                    while state[0] > capacity:
-                        victim = newer[root]
-                        _unlink(victim, older, newer)
-                        state[0] -= resident[victim]
-                        if dirty[victim]:
-                            out[owner[victim], HBM_WRITE] += resident[victim]
-                            dirty[victim] = 0
-                        resident[victim] = 0
+                    _access(i, size, write, t, multicast[t], owner, older, newer, resident, dirty, state, capacity, out)
                     break
                 else:
                     pc[a] += 1
@@ -180,6 +213,9 @@ class Residency:
                     raise ValueError(
                         f"tensor {tensor.name} has two block shapes in {program.name}; name the views {tensor.name}@a and @b"
                     )
+        if any(program.local_bytes for program in programs):
+            frames = max(min(len(program.tiles), MOST_SLOTS) for program in programs)
+            tensors[LOCAL] = Tensor(name=LOCAL, heads=1, rows=frames, cols=1, bytes_per_element=1, block_rows=1)
         self.tensors, self.capacity = list(tensors.values()), capacity
         self.number = {name: i for i, name in enumerate(tensors)}
         self.blocks = np.array([t.blocks for t in self.tensors], np.int64)
@@ -188,6 +224,7 @@ class Residency:
         self.size_base = np.concatenate(([0], np.cumsum(self.blocks)))[:-1]
         self.sizes = np.array([t.block_bytes(b) for t in self.tensors for b in range(t.blocks)], np.int64)
         total = int(counts.sum())
+        self.multicast = np.array([t.multicast for t in self.tensors], np.int64)
         self.owner = np.repeat(np.arange(len(self.tensors)), counts)
         self.older, self.newer = np.full(total + 1, total, np.int64), np.full(total + 1, total, np.int64)
         self.resident, self.dirty = np.zeros(total, np.int64), np.zeros(total, np.int8)
@@ -196,7 +233,7 @@ class Residency:
     def launch(self, program: Program, slots: int) -> Traffic:
         """Replay one launch with ``slots`` resident CTAs on the whole chip."""
         writes = np.array(
-            [any(INSTRUCTIONS[name].path == Path.GLOBAL_STORE for name, _ in bundle) for bundle in program.bundles], np.bool_
+            [any(INSTRUCTIONS[name].path in STORES for name, _ in bundle) for bundle in program.bundles], np.bool_
         )
         order = np.array([self.number[t.name] for t in program.tensors], np.int64)
         out = np.zeros((len(self.tensors), 4), np.int64)
@@ -216,6 +253,7 @@ class Residency:
             starts,
             slots,
             writes,
+            self.multicast,
             self.base,
             self.blocks,
             planes,
@@ -228,6 +266,9 @@ class Residency:
             self.dirty,
             self.state,
             self.capacity,
+            self.number.get(LOCAL, 0),
+            int(self.base[self.number[LOCAL]]) if LOCAL in self.number else 0,
+            program.local_bytes,
             out,
         )
         return self._traffic(out)

@@ -11,16 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..model.instructions import PIPES
-from ..model.program import Opcode, Program, Statement
-from .engine import FIRST_PIPE, PORT, Job, Run
+from ..model.instructions import PIPES, Path
+from ..model.program import CODE_COLUMNS, Opcode, Program, Statement
+from .engine import FIRST_PIPE, PATH, PORT, RESULT, Job, Run
 
 SUBPARTITIONS = 4
+STATEMENT = CODE_COLUMNS.index("statement")
 
-#: Rows that block a warp and the name of the wait in a timeline. A warp's track shows them between its statements.
+#: Rows that block a warp and the name of the wait in a timeline, the longest kind first: where several rows lie between two
+#: statements of a warp, the gap is named by the first of these.
 WAITS = {
     Opcode.WAIT_SCOREBOARD: "wait: loads",
     Opcode.WAIT_GROUP: "wait: cp.async",
+    Opcode.MB_WAIT: "wait: mbarrier",
+    Opcode.MMA_WAIT: "wait: wgmma",
     Opcode.BARRIER: "wait: barrier",
     Opcode.DEPEND: "wait: result",
 }
@@ -134,7 +138,7 @@ def intervals(program: Program, job: Job, run: Run, *, limit: int | None = None,
 
 def statement_names(program: Program) -> list[str]:
     """A name per statement: its kind, with the kinds of those after it whose instructions were mixed into its rows."""
-    owners = set(program.code[:, -1].tolist())
+    owners = set(program.code[:, STATEMENT].tolist())
     names = [s.kind for s in program.statements]
     for i in sorted(owners):
         names[i] = "+".join(dict.fromkeys(program.statements[j].kind for j in members(program, i)))
@@ -143,7 +147,7 @@ def statement_names(program: Program) -> list[str]:
 
 def members(program: Program, statement: int) -> list[int]:
     """``statement`` and the ones after it that have no code rows of their own: their instructions are in its rows."""
-    owners = set(program.code[:, -1].tolist())
+    owners = set(program.code[:, STATEMENT].tolist())
     out = [statement]
     for i in range(statement + 1, len(program.statements)):
         if i in owners or program.statements[i].kind in ("loop", "end", "when", "end_when"):
@@ -159,9 +163,11 @@ def _rows(program: Program, job: Job) -> dict[int, _Row]:
             continue
         bundle, count = row[1], row[2]
         costs = job.bundles[bundle].tolist()
-        held = (costs[PORT] * count, *(costs[FIRST_PIPE + i] * count for i in range(len(PIPES))))
+        held = [costs[PORT] * count, *(costs[FIRST_PIPE + i] * count for i in range(len(PIPES)))]
+        if costs[PATH] == Path.TCGEN05:  # the same time on all four tensor cores; booked at the warp that issued it
+            held[UNITS.index("tensor")] += costs[RESULT] * count
         issued = tuple((name, n * count) for name, n in program.bundles[bundle])
-        out[pc] = _Row(statement=row[-1], instructions=issued, held=held)
+        out[pc] = _Row(statement=row[STATEMENT], instructions=issued, held=tuple(held))
     return out
 
 
@@ -215,7 +221,7 @@ def _wait_name(program: Program, left: int, right: int) -> str:
         end = next(pc for pc in range(left, len(code)) if code[pc, 0] == Opcode.END and code[pc, 7] < right)
         between = [*range(left + 1, end), *range(int(code[end, 7]) + 1, right)]
     found = [WAITS[Opcode(int(code[pc, 0]))] for pc in between if int(code[pc, 0]) in WAITS]
-    return found[-1] if found else "wait"
+    return min(found, key=list(WAITS.values()).index, default="wait")
 
 
 def unit_spans(statements: list[Interval]) -> list[UnitSpan]:

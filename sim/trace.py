@@ -131,9 +131,13 @@ def _kernel(launch: Launch, tracks: _Tracks, *, at_ns: float, number: int, limit
         dur = round(end - begin, 3)
         return {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": kind, "ts": begin, "dur": dur, "args": args}
 
+    bound = {id(x) for flow in arrows for x in (flow.producer, flow.consumer)}
     for x in sorted([*statements, *waits(program, statements)], key=lambda x: x.start):
-        yield slice_(x.sm, _warp_track(tracks, program, x), x.name, x, _arguments(x, program.name))
+        if us(x.end) > us(x.start) or id(x) in bound:  # viewers count in ns and draw what lasts none as an arrowhead
+            yield slice_(x.sm, _warp_track(tracks, program, x), _name(program, x), x, _arguments(x, program.name))
     for span in unit_spans(statements):
+        if us(span.end) <= us(span.start):
+            continue
         order = 1_000_000 + span.subpartition * 100 + UNITS.index(span.unit)
         tid = tracks.number(span.sm, f"sub-partition {span.subpartition} / {span.unit}", order)
         yield slice_(span.sm, tid, span.name, span, {"busy": round(span.share, 4), "kernel": program.name})
@@ -149,6 +153,12 @@ def _kernel(launch: Launch, tracks: _Tracks, *, at_ns: float, number: int, limit
                 "ts": us(x.start),
             }
             yield {**event, "bp": "e"} if phase == "f" else event
+
+
+def _name(program: Program, x: Interval) -> str:
+    """The statement with what it writes, so that the two products have names and colours of their own."""
+    written = program.statements[x.statement].writes if x.statement >= 0 else ()
+    return f"{x.name} {written[0]}" if written else x.name
 
 
 def _warp_track(tracks: _Tracks, program: Program, x: Interval) -> int:

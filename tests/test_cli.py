@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from machines import chip_for
 
 import flashsim.cli as cli
 from flashsim.model.gpu import GPUS
@@ -68,7 +69,7 @@ def test_schedules_lists_every_schedule() -> None:
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_schedules_name_shows_fields_and_program(name: str) -> None:
-    result = run("schedules", name)
+    result = run("schedules", name, "--gpu", chip_for(name))
     assert result.exit_code == 0
     assert all(field in result.stdout for field in SCHEDULES[name].__dataclass_fields__)
     assert f"program {name}" in result.stdout
@@ -76,17 +77,19 @@ def test_schedules_name_shows_fields_and_program(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_predict_prints_the_parts_of_a_result(name: str) -> None:
-    result = run("predict", name, *SHAPE)
+    gpu = chip_for(name)
+    result = run("predict", name, *shape(gpu=gpu))
     assert result.exit_code == 0, result.output
     for part in ("cycles", "TFLOP/s", "limiter", "units busy", "warps wait for", "compulsory", "occupancy", "bounds"):
         assert part in result.stdout
-    for part in ("warp instructions", "counts from", "numbers of h200", "datasheet", "x 32 ->"):
+    for part in ("warp instructions", "counts from", f"numbers of {gpu}", "datasheet", "x 32 ->"):
         assert part in result.stdout
 
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_predict_json_has_the_contract(name: str) -> None:
-    result = run("predict", name, *SHAPE, "--json")
+    gpu = chip_for(name)
+    result = run("predict", name, *shape(gpu=gpu), "--json")
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     keys = {
@@ -96,7 +99,7 @@ def test_predict_json_has_the_contract(name: str) -> None:
     assert keys <= answer.keys()
     assert {"hbm_read", "hbm_write", "l2", "smem"} <= answer["bytes"].keys()
     assert answer["attention"]["pass"] == "fwd"
-    assert (answer["schedule"], answer["gpu"]) == (name, "h200")
+    assert (answer["schedule"], answer["gpu"]) == (name, gpu)
     assert answer["tflops"] == pytest.approx(4 * 2 * 512 * 512 * 64 / answer["ms"] / 1e9)
 
 
@@ -225,6 +228,9 @@ def test_a_validate_module_that_is_not_installed_is_named() -> None:
         (["predict", "fa2", *shape(dtype="int8")], "dtype is 'int8'; it must be one of bf16, fp16, fp8, fp32"),
         (["predict", "fa2", *shape(dtype="fp8")], "fa2 runs bf16 or fp16, got dtype 'fp8'"),
         (["predict", "fa2", *SHAPE, "--pass", "back"], "pass is 'back'; it must be one of fwd, bwd, fwd+bwd"),
+        (["predict", "fa3", *shape(gpu="a100-40gb")], "fa3 multiplies with wgmma and a100-40gb has none: choose fa2"),
+        (["predict", "fa4", *SHAPE], "fa4 keeps S and O in TMEM; h200 has none: choose fa3, or gpu b200"),
+        (["schedules", "fa4", "--gpu", "h100"], "fa4 keeps S and O in TMEM; h100 has none: choose fa3, or gpu b200"),
         (["predict", "fa2", *SHAPE, "--pass", "bwd"], "fa2 has a forward schedule only"),
         (["predict", "fa2", *SHAPE, "--clock", "fast"], "clock is 'fast'; give MHz between 100 and 10000"),
         (["predict", "fa2", *SHAPE, "--clock", "1"], "clock is 1.0; give MHz between 100 and 10000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import PAIRS, REFUSED_PAIRS, chip_for
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import GPUS, load_gpu
-from flashsim.model.instructions import INSTRUCTIONS
+from flashsim.model.instructions import COUNTERS, INSTRUCTIONS
 from flashsim.model.program import CODE_COLUMNS, Index, Opcode, Program, Statement, Tensor, Tiles, counters
 from flashsim.model.schedule import Builder
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.chip import bundle_counts
 
-ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
+ALL_SCHEDULES = list(SCHEDULES)
 GOLDEN = Path(__file__).parent / "golden" / "test_model_program"
 SMALL = st.integers(-3, 3)
 
 
-def lowered(name: str, gpu: str = "h200", **shape: Any) -> tuple[Program, ...]:
+def lowered(name: str, gpu: str = "", **shape: Any) -> tuple[Program, ...]:
     fields: dict[str, Any] = {"batch": 1, "heads_q": 2, "seqlen_q": 300, "head_dim": 64, **shape}
-    return get_schedule(name).lower(load_gpu(gpu), Attention(**fields))
+    return get_schedule(name).lower(load_gpu(gpu or chip_for(name)), Attention(**fields))
 
 
 def expanded(program: Program, tile: int) -> dict[str, int]:
@@ -182,35 +184,74 @@ def test_a_jump_lands_where_it_should() -> None:
 # --- shipped programs ---
 
 
+@pytest.mark.parametrize(("name", "gpu"), REFUSED_PAIRS)
+def test_a_chip_without_the_instructions_is_refused_in_one_sentence(name: str, gpu: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} .*\b{gpu} has none: choose \w+, or gpu .+$") as error:
+        lowered(name, gpu)
+    assert "\n" not in str(error.value)
+
+
+def test_every_schedule_and_every_chip_has_a_partner() -> None:
+    assert {name for name, _ in PAIRS} == set(SCHEDULES)
+    assert {gpu for _, gpu in PAIRS} == set(GPUS)
+    assert len(PAIRS) + len(REFUSED_PAIRS) == len(SCHEDULES) * len(GPUS)
+
+
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("gpu", ALL_GPUS)
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize(("name", "gpu"), PAIRS)
 def test_counts_agree_three_ways(name: str, gpu: str, causal: bool) -> None:
     """walk (statements), instruction_counts (Python over code) and bundle_counts (compiled over code)."""
     for program in lowered(name, gpu, seqlen_q=200, seqlen_kv=330, causal=causal):
         for tile in range(len(program.tiles)):
             counted = program.instruction_counts(tile)
             assert expanded(program, tile) == counted
-            products = sum(_hmma(program, s) for s, _, _ in program.walk(tile) if s.kind == "mma")
-            assert counted["hmma"] == products
-            assert counters(counted)["total"] == sum(counted.values())
+            walked = [s for role in range(len(program.roles)) for s, _, _ in program.walk(tile, role)]
+            assert tensor_flops(counted) == sum(product_flops(program, s) for s in walked if s.kind in PRODUCTS)
+            executed = sum(n for name, n in counted.items() if INSTRUCTIONS[name].counter != "none")
+            assert counters(counted)["total"] == executed
+            assert set(counted) - {n for n in counted if INSTRUCTIONS[n].counter in COUNTERS} == {"stall"}
 
 
-def _hmma(program: Program, s: Statement) -> int:
-    """mma.sync m16n8k16 of a whole CTA for one statement: its shape over the instruction's, whoever splits what."""
+PRODUCTS = {"mma", "wgmma", "umma"}
+K_STEP = 16  # of 16-bit operands, in every kind of product
+
+
+def tensor_flops(counted: Mapping[str, int]) -> int:
+    """mma.sync is m16n8k16; of a wgmma one warp instruction is 16 rows, of a tcgen05.mma the SM's rows."""
+    flops = counted["hmma"] * 2 * 16 * 8 * K_STEP
+    for name, n in counted.items():
+        kind = INSTRUCTIONS[name]
+        flops += n * 2 * (kind.rows or 16) * kind.columns * K_STEP
+    return flops
+
+
+def product_flops(program: Program, s: Statement) -> int:
+    """FLOPs of a whole CTA for one statement: its shape, whoever splits what, or the share of it that the statement does."""
     buffers = {b.name: b for b in program.buffers}
     a, out = buffers[s.reads[0]], buffers[s.writes[0]]
-    return (out.rows // 16) * (out.cols // 8) * (a.cols // 16)
+    first, last = s.attrs.get("share", (0.0, 1.0))
+    steps = a.cols // K_STEP * (last - first)
+    assert steps == pytest.approx(round(steps)), "a share of a product is whole k-steps"
+    return 2 * out.rows * out.cols * K_STEP * round(steps)
 
 
-@pytest.mark.parametrize(("name", "d"), [(name, d) for name in ALL_SCHEDULES for d in (64, 128)])
-def test_hmma_count_is_the_flops_over_an_instructions_flops(name: str, d: int) -> None:
-    """Where tiles divide the problem, 4 N^2 d FLOPs a head are N^2 d / 1024 instructions of 4096 FLOPs."""
-    a = Attention(batch=1, heads_q=2, seqlen_q=512, head_dim=d)
-    total = sum(
-        p.instruction_counts(t)["hmma"] for p in get_schedule(name).lower(load_gpu("h200"), a) for t in range(len(p.tiles))
-    )
-    assert total == a.flops() // 4096
+#: Rows and keys that FA3's tiles divide, by head dim: 192 x 128 and 128 x 176.
+DIVIDED = {64: 1536, 128: 1408}
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(("name", "gpu"), PAIRS)
+def test_tensor_flops_are_the_problems(name: str, gpu: str, d: int) -> None:
+    """Where tiles divide the problem, 4 N^2 d FLOPs a head: of mma.sync, N^2 d / 1024 instructions of 4096 FLOPs."""
+    n = DIVIDED[d] if name in ("fa3", "cudnn") and load_gpu(gpu).wgmma else 512
+    a = Attention(batch=1, heads_q=2, seqlen_q=n, head_dim=d)
+    programs = get_schedule(name).lower(load_gpu(gpu), a)
+    counted: Counter[str] = Counter()
+    for p in programs:
+        for times, bundle in zip(bundle_counts(p).sum(axis=0), p.bundles, strict=True):
+            counted.update({name: n * int(times) for name, n in bundle})
+    assert tensor_flops(counted) == a.flops()
+    assert counted["hmma"] in (0, a.flops() // 4096)
 
 
 def test_exponentials_of_fa2_are_one_a_score_and_one_a_row_and_block() -> None:
@@ -229,23 +270,26 @@ def test_size_does_not_grow_with_the_sequence(name: str, causal: bool) -> None:
     for before, after in zip(short, long, strict=True):
         assert len(before.statements) == len(after.statements)
         if not before.name.startswith(("standard_mask", "standard_softmax")):
-            assert np.array_equal(before.code[:, :4], after.code[:, :4])
+            columns = [CODE_COLUMNS.index(c) for c in ("opcode", "bundle", "count", "arg", "jump", "barrier", "ring")]
+            assert np.array_equal(before.code[:, columns], after.code[:, columns])
             assert before.bundles == after.bundles
 
 
-@pytest.mark.parametrize("gpu", ALL_GPUS)
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize(("name", "gpu"), PAIRS)
 def test_a_program_is_well_formed(name: str, gpu: str) -> None:
     for program in lowered(name, gpu, causal=True):
         assert program.code.shape[1] == len(CODE_COLUMNS)
         buffers, tensors = {b.name for b in program.buffers}, {t.name for t in program.tensors}
         for s in program.statements:
-            if s.kind.startswith("load"):
+            if s.kind.startswith(("load", "tma_load")):
                 assert set(s.reads) <= tensors
                 assert set(s.writes) <= buffers
-            if s.kind == "store":
+            if s.kind in ("store", "tma_store"):
                 assert set(s.writes) <= tensors
         assert (program.code[:, CODE_COLUMNS.index("count")] >= 0).all()
+        exits = np.flatnonzero(program.code[:, CODE_COLUMNS.index("opcode")] == Opcode.EXIT)
+        assert [role.start for role in program.roles] == [0, *(exits[:-1] + 1)]
+        assert exits[-1] == len(program.code) - 1
 
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machines import PAIRS
 
 from flashsim.model.attention import Attention
-from flashsim.model.gpu import GPUS, load_gpu
+from flashsim.model.gpu import load_gpu
 from flashsim.model.program import Program, Tiles
 from flashsim.model.schedule import Builder
-from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.model.schedules import get_schedule
 from flashsim.model.tiling import occupancy
-
-ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
 
 
 def kernel(*, warps: int = 4, registers: int = 32, smem: int = 0) -> Program:
@@ -62,14 +61,13 @@ def test_known_kernels(name: str, gpu: str, head_dim: int, ctas: int, limiter: s
     assert (fits.ctas_per_sm, fits.limiter) == (ctas, limiter)
 
 
-@pytest.mark.parametrize("gpu", ALL_GPUS)
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize(("name", "gpu"), PAIRS)
 def test_every_shipped_kernel_fits_somewhere(name: str, gpu: str) -> None:
     for head_dim in (32, 64, 128):
         for program in shipped(name, gpu, head_dim):
             fits = occupancy(load_gpu(gpu), program)
             assert 1 <= fits.ctas_per_sm <= 32
-            assert fits.warps_per_sm == fits.ctas_per_sm * program.warps <= 64
+            assert fits.warps_per_sm == fits.ctas_per_sm * (program.warps + program.idle_warps) <= 64
             assert fits.ctas_per_sm * program.smem_bytes <= load_gpu(gpu).sm.smem_bytes
             assert fits.warps_per_sm * 32 * program.registers <= load_gpu(gpu).sm.registers
 

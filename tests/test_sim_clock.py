@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsim.model.gpu import GPU, GPUS, load_gpu
-from flashsim.model.instructions import INSTRUCTIONS
+from flashsim.model.instructions import INSTRUCTIONS, Path
 from flashsim.sim.clock import Clock, picojoules, sustained, voltage
 
 ALL_GPUS = list(GPUS)
@@ -40,11 +40,26 @@ def test_more_work_per_cycle_never_raises_the_clock(name: str, factors: tuple[fl
     assert more <= less * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("kind", INSTRUCTIONS)
+@pytest.mark.parametrize("kind", [name for name, row in INSTRUCTIONS.items() if row.counter != "none"])
 def test_each_kind_of_instruction_costs_power(kind: str) -> None:
-    gpu = load_gpu("h200")
+    gpu = load_gpu("b200" if INSTRUCTIONS[kind].path == Path.TCGEN05 else "h200")
     idle, busy = (picojoules(gpu, {kind: n}, {}) for n in (0, 1000))
     assert (idle, busy > 0) == (0, True)
+
+
+def test_a_stall_costs_nothing() -> None:
+    """Nothing is executed in it: it is the one row that no pipe counts."""
+    assert [name for name, row in INSTRUCTIONS.items() if row.counter == "none"] == ["stall"]
+    assert all(picojoules(load_gpu(name), {"stall": 1000}, {}) == 0 for name in ALL_GPUS)
+
+
+@pytest.mark.parametrize("kind", [name for name, row in INSTRUCTIONS.items() if row.columns])
+def test_a_product_costs_its_columns(kind: str) -> None:
+    row = INSTRUCTIONS[kind]
+    gpu = load_gpu("b200" if row.path == Path.TCGEN05 else "h200")
+    section = gpu.tcgen05 or gpu.wgmma
+    assert section is not None
+    assert picojoules(gpu, {kind: 10}, {}) == pytest.approx(10 * row.columns * float(section.pj_per_column))
 
 
 @pytest.mark.parametrize("kind", ["smem", "l2_sm", "hbm"])
@@ -78,7 +93,7 @@ def test_below_the_limit_the_cap_holds(name: str) -> None:
 def test_the_power_limit_binds_and_says_so(name: str) -> None:
     gpu = load_gpu(name)
     cap = float(gpu.clock.tensor_peak_mhz)
-    clock = at(gpu, cap, 3.0, ffma=4.0, ex2=1.0)
+    clock = at(gpu, cap, 4.5, ffma=4.0, ex2=1.0)
     assert clock.mhz < cap
     assert clock.rule.startswith(f"power limit {gpu.power.limit_w:.0f} W (cap {cap:.0f} MHz")
     assert clock.watts == pytest.approx(float(gpu.power.limit_w * gpu.power.regulated_share), rel=1e-3)

@@ -5,28 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import GPUS, load_gpu
-from flashsim.model.instructions import INSTRUCTIONS, PIPES
-from flashsim.model.program import Index, Program, Tiles
+from flashsim.model.instructions import INSTRUCTIONS, PIPES, Path
+from flashsim.model.program import Index, Opcode, Program, Tensor, Tiles
 from flashsim.model.schedule import Builder
 from flashsim.model.schedules import SCHEDULES, get_schedule
-from flashsim.sim import fast_engine, reference_engine
+from flashsim.sim import engine, fast_engine, fast_parts, reference_engine
 from flashsim.sim.chip import bundle_counts
 from flashsim.sim.engine import (
+    BARRIER_PER_WARP,
+    DELAY,
+    FIRST_BESIDE,
     FIRST_PIPE,
     HBM_RATE,
     L2_RATE,
+    PATH,
     PORT,
+    PORT_BESIDE,
+    PRODUCT,
+    RESULT,
     SMEM,
+    STALL_BARRIER,
+    STALL_PRODUCT,
     STALLS,
     TICKS_PER_CYCLE,
     Job,
@@ -38,7 +47,7 @@ from flashsim.sim.predict import ENGINES
 
 ALL_GPUS, ALL_SCHEDULES, ALL_ENGINES = list(GPUS), list(SCHEDULES), list(ENGINES)
 H200 = load_gpu("h200")
-QUARTERS = 4
+QUARTERS, TENSOR = 4, PIPES.index("tensor")
 SHAPE: dict[str, Any] = {"batch": 1, "heads_q": 2, "heads_kv": 1, "seqlen_q": 100, "seqlen_kv": 140, "head_dim": 32}
 
 #: Tiles and switches to draw per schedule.
@@ -46,7 +55,17 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
     "standard": {"mask_kernel": [None, True], "warps": [4, 2, 8]},
     "fa1": {"block_q": [16, 32], "block_kv": [64, 128], "warps": [4, 2], "counts": ["typical", "ideal"]},
     "fa2": {"block_q": [64, 128], "block_kv": [16, 64], "warps": [4, 2], "counts": ["binary", "ideal"]},
+    "fa3": {
+        "block_q": [None, 64, 128, 192],
+        "block_kv": [None, 32, 64],
+        "stages": [1, 2, 3],
+        "pingpong": [None, True, False],
+        "intra_overlap": [True, False],
+        "cluster": [None, 1, 2],
+        "counts": ["binary", "ideal"],
+    },
 }
+DTYPES = {"fa3": ["bf16", "fp8"]}
 
 
 def job_of(program: Program, gpu: str, *, sms: int = 1, slots: int = 1, ppm: int = 300_000, tiles: int | None = None) -> Job:
@@ -70,6 +89,22 @@ def programs(name: str, gpu: str) -> tuple[Program, ...]:
     return get_schedule(name).lower(load_gpu(gpu), Attention(**SHAPE, causal=True))
 
 
+def runs_on(name: str, gpu: str) -> bool:
+    try:
+        return bool(programs(name, gpu))
+    except ValueError:  # the chip lacks what the schedule needs
+        return False
+
+
+PAIRS = [(name, gpu) for name, gpu in product(ALL_SCHEDULES, ALL_GPUS) if runs_on(name, gpu)]
+FIRST_GPU = dict(reversed(PAIRS))
+
+
+def test_every_schedule_runs_on_some_chip_and_every_chip_runs_some_schedule() -> None:
+    assert {name for name, _ in PAIRS} == set(ALL_SCHEDULES)
+    assert {gpu for _, gpu in PAIRS} == set(ALL_GPUS)
+
+
 def both(job: Job) -> Run:
     """The run of ``job``, the same by both engines."""
     fast, reference = fast_engine.run(job), reference_engine.run(job)
@@ -81,25 +116,29 @@ def both(job: Job) -> Run:
 def jobs(draw: st.DrawFn, name: str) -> Job:
     group = draw(st.integers(1, 2))
     attention = Attention(
-        batch=1,
+        batch=draw(st.integers(1, 3)),
         heads_q=group,
         heads_kv=1,
         seqlen_q=draw(st.integers(1, 90)),
         seqlen_kv=draw(st.integers(1, 150)),
         head_dim=draw(st.sampled_from([16, 32, 40, 64])),
         causal=draw(st.booleans()),
+        dtype=draw(st.sampled_from(DTYPES.get(name, ["bf16"]))),
     )
-    gpu = draw(st.sampled_from(ALL_GPUS))
+    gpu = draw(st.sampled_from([gpu for each, gpu in PAIRS if each == name]))
     fields = {field: draw(st.sampled_from(choices)) for field, choices in FIELDS.get(name, {}).items()}
-    program = draw(st.sampled_from(get_schedule(name, **fields).lower(load_gpu(gpu), attention)))
+    try:
+        lowered = get_schedule(name, **fields).lower(load_gpu(gpu), attention)
+    except ValueError:  # a tile that does not fit
+        assume(False)
+    program = draw(st.sampled_from(lowered))
     ppm = draw(st.integers(0, 1_000_000))
-    job = job_of(program, gpu, sms=draw(st.integers(1, 3)), slots=draw(st.integers(1, 2)), ppm=ppm, tiles=6)
+    job = job_of(program, gpu, sms=draw(st.integers(1, 3)), slots=draw(st.integers(1, 2)), ppm=ppm, tiles=8)
     latency = np.array([draw(st.integers(0, 60_000)) for _ in job.latency], np.int64)
     return replace(job, latency=latency, record_limit=draw(st.sampled_from([0, 7, 50_000])))
 
 
-@pytest.mark.parametrize("gpu", ALL_GPUS)
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize(("name", "gpu"), PAIRS)
 def test_engines_agree_on_every_chip(name: str, gpu: str) -> None:
     for program in programs(name, gpu):
         assert len(both(job_of(program, gpu, slots=2, tiles=4)).records) > 0
@@ -115,7 +154,8 @@ def test_engines_agree_on_drawn_jobs(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("engine", ALL_ENGINES)
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_the_same_job_gives_the_same_run(name: str, engine: str) -> None:
-    job = job_of(programs(name, "h200")[-1], "h200", sms=2, slots=2, tiles=5)
+    gpu = FIRST_GPU[name]
+    job = job_of(programs(name, gpu)[-1], gpu, sms=2, slots=2, tiles=5)
     assert ENGINES[engine](job).differences(ENGINES[engine](job)) == []
 
 
@@ -125,27 +165,43 @@ def test_differences_names_each_field_that_differs() -> None:
     assert run.differences(other) == ["ticks", "issued"]  # how many events an engine needed is its own affair
 
 
+def asynchronous(job: Job) -> Any:
+    return np.isin(job.bundles[:, PATH], (Path.WGMMA, Path.TCGEN05))
+
+
+def priced(bundles: Any, first: int, port: int) -> Any:
+    """Ticks of each pipe and of the port by bundle; all four tensor cores of an SM share in a product of path TCGEN05."""
+    table = np.concatenate((bundles[:, first : first + len(PIPES)], bundles[:, port : port + 1]), axis=1)
+    table[:, TENSOR] += np.where(bundles[:, PATH] == Path.TCGEN05, QUARTERS * bundles[:, RESULT], 0)
+    return table
+
+
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_what_is_issued_is_conserved(name: str, data: st.DataObject) -> None:
-    """Over all SMs: units are busy for exactly what was issued, and never longer than the run."""
+    """Over all SMs: units are busy for exactly what was issued, and never longer than the run.
+
+    Where products run, other bundles cost what stands in one of two sets of columns, so there are two bounds.
+    """
     job = data.draw(jobs(name))
     run = fast_engine.run(job)
     busy = run.busy.reshape(-1, len(PIPES) + 1)
-    assert np.array_equal(busy[:, :-1].sum(axis=0), run.issued @ job.bundles[:, FIRST_PIPE:])
-    assert busy[:, -1].sum() == run.issued @ job.bundles[:, PORT]
+    alone, beside = (priced(job.bundles, *columns) for columns in ((FIRST_PIPE, PORT), (FIRST_BESIDE, PORT_BESIDE)))
+    if not asynchronous(job).any():
+        beside = alone
+    assert (busy.sum(axis=0) >= run.issued @ np.minimum(alone, beside)).all()
+    assert (busy.sum(axis=0) <= run.issued @ np.maximum(alone, beside)).all()
     assert run.shared[:, 0].sum() == run.issued @ job.bundles[:, SMEM]
     # the last instruction's cost may outlast its warp by no more than itself
-    assert (busy <= run.ticks + job.bundles[:, PORT:].max()).all()
+    assert (busy <= run.ticks + job.bundles.max()).all()
     assert sorted(run.ctas[:, 0]) == sorted(job.queue)
     assert (run.ctas[:, 3] <= run.ctas[:, 4]).all()
     assert run.ticks == run.ctas[:, 4].max()
 
 
 @pytest.mark.parametrize("sms", [1, 3])
-@pytest.mark.parametrize("gpu", ALL_GPUS)
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize(("name", "gpu"), PAIRS)
 def test_engines_issue_what_the_program_says(name: str, gpu: str, sms: int) -> None:
     for program in programs(name, gpu):
         run = fast_engine.run(job_of(program, gpu, sms=sms, slots=2))
@@ -155,12 +211,31 @@ def test_engines_issue_what_the_program_says(name: str, gpu: str, sms: int) -> N
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_a_warp_waits_no_longer_than_it_lives(name: str) -> None:
-    for program in programs(name, "h200"):
-        job = job_of(program, "h200", tiles=4)
+    gpu = FIRST_GPU[name]
+    for program in programs(name, gpu):
+        job = job_of(program, gpu, tiles=4)
         run = fast_engine.run(job)
         assert run.stalls.shape == (1, program.warps, len(STALLS))
         assert (run.stalls >= 0).all()
         assert (run.stalls.sum(axis=-1) <= run.ticks).all()
+
+
+@pytest.mark.parametrize(("sms", "slots"), [(1, 1), (1, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_persistent_ctas_share_the_queue(sms: int, slots: int, dtype: str, causal: bool) -> None:
+    """Slot s of all takes the tiles s, s + slots, ...; its warps go on one by one, so a tile begins before the last one ends."""
+    attention = Attention(batch=1, heads_q=9, heads_kv=3, seqlen_q=70, seqlen_kv=150, head_dim=64, causal=causal, dtype=dtype)
+    (program,) = get_schedule("fa3").lower(H200, attention)
+    job = job_of(program, "h200", sms=sms, slots=slots)
+    assert job.persistent
+    run = both(job)
+    n = sms * slots
+    assert run.ctas[:, 0].tolist() == job.queue.tolist()
+    for order in range(n, len(job.queue)):
+        assert run.ctas[order, 1:3].tolist() == run.ctas[order - n, 1:3].tolist()
+        assert run.ctas[order - n, 3] <= run.ctas[order, 3] <= run.ctas[order - n, 4] <= run.ctas[order, 4]
+    assert (run.ctas[n:, 3] < run.ctas[:-n, 4]).any(), "the producer went ahead"
 
 
 # --- hand-made kernels: streams of one or two instructions ---
@@ -183,8 +258,13 @@ class Streams:
         return both(self.job()).ticks / TICKS_PER_CYCLE
 
 
-#: What saturates a sub-partition's pipe; the rest saturates the SM's SMEM port first, or goes to memory.
-PRICED = sorted(name for name, row in INSTRUCTIONS.items() if (not row.smem_bytes or name == "shfl") and not row.path >= 2)
+#: What saturates a sub-partition's pipe; the rest saturates the SM's SMEM port first, goes to memory, needs another chip, or is
+#: no instruction but a stall.
+PRICED = sorted(
+    name
+    for name, row in INSTRUCTIONS.items()
+    if (not row.smem_bytes or name == "shfl") and row.path < 2 and row.pipe in PIPES[:6] and not row.packed and name != "stall"
+)
 
 
 def occupied(name: str) -> float:
@@ -236,29 +316,41 @@ def test_round_robin_serves_unequal_warps_alternately() -> None:
         assert abs(done[row[4]] - done[(row[4] + 4) % 8]) <= 1
 
 
+#: What phases may cost. Two CTAs of an SM lock into a phase in which one computes while the other waits for memory, or into one
+#: in which both do the same at once; which of the two follows from the first ticks. The standard pipeline's P V of 700 x 1500
+#: tokens, at four times the HBM bandwidth, runs up to 12 % faster when nothing but the second CTA's start moves. With one CTA
+#: there is no phase.
+PHASES = 1.05
+
+
 @pytest.mark.parametrize("column", [PORT, *range(FIRST_PIPE, FIRST_PIPE + len(PIPES)), SMEM])
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_a_faster_unit_never_slows(name: str, column: int) -> None:
-    """Halving a unit's cost may reorder events, but costs no more than one bundle a CTA in ten (1 %)."""
-    for program in programs(name, "a100-40gb"):
-        job = job_of(program, "a100-40gb", slots=2)
-        bundles = job.bundles.copy()
-        bundles[:, column] //= 2
-        assert fast_engine.run(replace(job, bundles=bundles)).ticks <= 1.01 * fast_engine.run(job).ticks
+    """Halving a unit's cost may reorder the events of two CTAs (PHASES) or of two warpgroups (half a percent), no more."""
+    gpu = FIRST_GPU[name]
+    for program in programs(name, gpu):
+        for slots, tolerance in ((1, 1.005), (2, PHASES)):
+            job = job_of(program, gpu, slots=slots)
+            bundles = job.bundles.copy()
+            bundles[:, column] //= 2
+            assert fast_engine.run(replace(job, bundles=bundles)).ticks <= tolerance * fast_engine.run(job).ticks
 
 
 @pytest.mark.parametrize("rate", [L2_RATE, HBM_RATE])
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_more_bandwidth_never_slows(name: str, rate: int) -> None:
-    for program in programs(name, "a100-40gb"):
-        job = job_of(program, "a100-40gb", slots=2, ppm=1_000_000)
-        ticks = []
-        for factor in (1, 2, 8, 64):
-            faster = job.rate.copy()
-            faster[rate, 1] *= factor
-            ticks.append(fast_engine.run(replace(job, rate=faster)).ticks)
-        assert all(after <= 1.01 * before for before, after in pairwise(ticks)), ticks
-        assert ticks[-1] < 1.01 * ticks[0]
+    """Strictly so with one CTA an SM; with two a step of bandwidth may put them into a worse phase (PHASES)."""
+    gpu = FIRST_GPU[name]
+    for program in programs(name, gpu):
+        for slots, tolerance in ((1, 1.001), (2, PHASES)):
+            job = job_of(program, gpu, slots=slots, ppm=1_000_000)
+            ticks = []
+            for factor in (1, 2, 8, 64):
+                faster = job.rate.copy()
+                faster[rate, 1] *= factor
+                ticks.append(fast_engine.run(replace(job, rate=faster)).ticks)
+            assert all(after <= tolerance * before for before, after in pairwise(ticks)), ticks
+            assert ticks[-1] <= 1.01 * ticks[0]
 
 
 def test_less_bandwidth_shows() -> None:
@@ -274,14 +366,167 @@ def test_less_bandwidth_shows() -> None:
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_more_slots_finish_no_later(name: str) -> None:
-    for program in programs(name, "h200"):
-        alone, shared = (fast_engine.run(job_of(program, "h200", slots=slots)).ticks for slots in (1, 2))
+    gpu = FIRST_GPU[name]
+    for program in programs(name, gpu):
+        alone, shared = (fast_engine.run(job_of(program, gpu, slots=slots)).ticks for slots in (1, 2))
         assert shared <= 1.02 * alone
+
+
+# --- a hand-made kernel with every opcode and path ---
+
+
+def every_opcode(*, persistent: bool, tiles: int = 7, stages: int = 2) -> Program:
+    """A producer that loads by TMA, four warps that multiply, and one that helps them with cp.async and plain loads.
+
+    Tiles have 0 to 3 blocks.
+    """
+    b = Builder(name="every opcode", registers=64)
+    b.ring("kv", stages)
+    b.ring("s", 1)
+    b.mbarrier("full", count=1, stages=stages)
+    b.mbarrier("empty", count=4, stages=stages)
+    b.mbarrier("done", count=4)
+    b.named_barrier("turn", warps=5)
+    b.named_barrier("all", warps=6)
+    b.smem("Ks", rows=64, cols=64, bytes_per_element=2, stages=stages, ring="kv")
+    b.smem("Qs", rows=64, cols=64, bytes_per_element=2)
+    b.registers_tile("S", rows=64, cols=64)
+    b.registers_tile("part", rows=64, cols=64)
+    with b.role("producer", warps=1, registers=24):
+        b.op("tile")
+        with b.loop("i", Index(arg="n")):
+            b.op("mbarrier_wait", barrier="empty", ring="kv", previous=True)
+            b.op("mbarrier_expect", barrier="full", ring="kv", of=("Ks",))
+            b.op("tma_load", writes="Ks", reads="K", index=Index(loop="i"), barrier="full", ring="kv", copies=2)
+            b.op("advance", ring="kv")
+        b.op("named_arrive", barrier="turn")
+        b.op("named_sync", barrier="all")
+    with b.role("products", warps=4, registers=128):
+        b.op("zero", writes="S", shape=(64, 64))  # once, not with every tile
+        b.issue("mov", 40)
+        b.op("tile")
+        with b.loop("i", Index(arg="n")):
+            b.op("mbarrier_wait", barrier="full", ring="kv")
+            b.op("wgmma", writes="S", reads=("Qs", "Ks"))
+            b.op("mma_commit")
+            b.issue("ffma", 6)
+            b.issue("ex2", 2)
+            b.depend()
+            b.op("mma_wait", arg=0)
+            b.op("mbarrier_arrive", barrier="empty", ring="kv")
+            b.op("advance", ring="kv")
+        b.order("mbarrier_arrive", "done", "s", count=1, arg=1)
+        b.op("named_sync", barrier="turn")
+        b.op("named_sync", barrier="all")
+        b.op("tma_store", writes="O", reads="S", index=Index(arg="plane"))
+    with b.role("helper", warps=1, registers=64):
+        b.op("tile")
+        b.op("load_async", writes="part", reads="Q", index=Index(arg="plane"))
+        b.op("commit")
+        b.op("load", writes="part", reads="Q", index=Index(arg="plane"), scoreboard=2)
+        b.op("wait_load", scoreboard=2)
+        b.op("wait_group", arg=0)
+        b.op("stmatrix", writes="Qs", reads="part")
+        b.op("mbarrier_wait", barrier="done", ring="s")
+        b.op("advance", ring="s")
+        with b.when(Index(arg="n", const=-1)):
+            b.op("store", writes="O", reads="part", index=Index(arg="plane"))
+        b.op("named_sync", barrier="all")
+    rows = {"heads": 1, "rows": 64 * 8, "cols": 64, "bytes_per_element": 2, "block_rows": 64, "head_arg": "zero"}
+    tensors = (Tensor(name="K", multicast=2, **rows), Tensor(name="Q", **rows), Tensor(name="O", **rows))
+    values = np.array([[i, i * 5 % 4, 0] for i in range(tiles)])
+    return b.build(tensors=tensors, tiles=Tiles(names=("plane", "n", "zero"), values=values), persistent=persistent)
+
+
+def on_all_tensor_cores(job: Job) -> Job:
+    """The same job with products of path TCGEN05 in place of WGMMA: they hold no pipe, but the SM's tensor cores for RESULT."""
+    bundles, latency = job.bundles.copy(), job.latency.copy()
+    products = bundles[:, PATH] == Path.WGMMA
+    bundles[products, RESULT] = bundles[products, FIRST_PIPE + TENSOR] // 3
+    bundles[np.ix_(products, [FIRST_PIPE + TENSOR, FIRST_BESIDE + TENSOR])] = 0
+    bundles[products, PATH] = Path.TCGEN05
+    latency[PRODUCT] = 12_345
+    return replace(job, bundles=bundles, latency=latency)
+
+
+def test_the_kernel_has_every_opcode_and_path() -> None:
+    program = every_opcode(persistent=True)
+    assert set(program.code[:, 0]) == set(Opcode)
+    paths = {int(row[PATH]) for row in job_of(program, "h200").bundles}
+    assert paths == set(Path) - {Path.TCGEN05}
+    assert Path.TCGEN05 in on_all_tensor_cores(job_of(program, "h200")).bundles[:, PATH]
+
+
+@pytest.mark.parametrize(("sms", "slots"), [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("products", [Path.WGMMA, Path.TCGEN05])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_engines_agree_on_every_opcode(persistent: bool, products: Path, sms: int, slots: int) -> None:
+    job = job_of(every_opcode(persistent=persistent), "h200", sms=sms, slots=slots)
+    if products == Path.TCGEN05:
+        job = on_all_tensor_cores(job)
+    run = both(job)
+    assert run.stalls[..., STALL_PRODUCT].any()
+    assert (run.busy <= run.ticks).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_engines_agree_on_every_opcode_whatever_it_costs(data: st.DataObject) -> None:
+    """Latencies, rates, misses and the costs beside products are drawn: events fall on equal ticks, copies land in any order."""
+    draw = data.draw
+    program = every_opcode(persistent=draw(st.booleans()), stages=draw(st.integers(1, 3)))
+    job = job_of(program, "h200", sms=draw(st.integers(1, 2)), slots=draw(st.integers(1, 2)), ppm=draw(st.integers(0, 1_000_000)))
+    if draw(st.booleans()):
+        job = on_all_tensor_cores(job)
+    unit = draw(st.sampled_from([1, 100, 1000]))  # of all times, so that ticks coincide
+    bundles = job.bundles // unit * unit
+    bundles[:, PATH], bundles[:, DELAY] = job.bundles[:, PATH], job.bundles[:, DELAY] * draw(st.integers(0, 20)) // unit * unit
+    latency = np.array([draw(st.integers(0, 60)) * unit for _ in job.latency], np.int64)
+    rate = np.array([(unit, draw(st.integers(1, 64))) for _ in job.rate], np.int64)
+    both(replace(job, bundles=bundles, latency=latency, rate=rate))
+
+
+def late_arrivals() -> Job:
+    """Three tiles, one after the other; in each a warp arrives thrice at a barrier of three at which another one waits."""
+    b = Builder(name="late", registers=32)
+    b.named_barrier("turn", warps=3)
+    with b.role("first", warps=1, registers=32):
+        b.op("named_arrive", barrier="turn")
+        b.issue("ffma", 1000)
+        b.op("named_arrive", barrier="turn")
+        b.op("named_arrive", barrier="turn")
+    with b.role("second", warps=1, registers=32):
+        b.op("named_sync", barrier="turn")
+    return job_of(b.build(tensors=(), tiles=Tiles(names=("n",), values=np.zeros((3, 1), int))), "h200")
+
+
+def test_a_new_cta_finds_its_barriers_empty() -> None:
+    """An arrival that nobody waited for ends with its CTA: without that the second tile's barrier would open early."""
+    run = both(late_arrivals())
+    lives = run.ctas[:, 4] - run.ctas[:, 3]
+    assert lives.min() == lives.max() > 1000 * TICKS_PER_CYCLE
+
+
+def test_a_barrier_costs_what_its_count_says() -> None:
+    job = late_arrivals()
+    latency = job.latency.copy()
+    latency[BARRIER_PER_WARP] += 10_000_000  # beyond all that the first warp issues after it
+    slow, fast = both(replace(job, latency=latency)), both(job)
+    waited = slow.stalls[0, 1, STALL_BARRIER] - fast.stalls[0, 1, STALL_BARRIER]
+    assert waited == len(job.queue) * 3 * 10_000_000
+
+
+def test_compiled_code_is_kept_by_what_it_was_compiled_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba looks at the time of one file only; the name under which it keeps code tells the rest."""
+    assert fast_parts.STAMP in fast_engine._simulate.py_func.__qualname__
+    monkeypatch.setattr(engine, "PORT", 1)
+    assert fast_parts._stamp() != fast_parts.STAMP
 
 
 def test_a_price_is_the_sum_of_its_instructions() -> None:
     program = programs("fa2", "h200")[0]
     table = bundle_table(program, H200)
     for row, bundle in zip(table, program.bundles, strict=True):
-        port = sum(n * round(TICKS_PER_CYCLE * getattr(H200.port, INSTRUCTIONS[name].cost)) for name, n in bundle)
+        issued = [(INSTRUCTIONS[name].cost, n) for name, n in bundle if name != "stall"]
+        port = sum(n * round(TICKS_PER_CYCLE * getattr(H200.port, cost)) for cost, n in issued)
         assert row[PORT] == port

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import PAIRS, chip_for
 
 from flashsim.model.attention import Attention
-from flashsim.model.gpu import GPUS, load_gpu
+from flashsim.model.gpu import load_gpu
 from flashsim.model.program import Program
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.model.traffic import Traffic, fa1_bytes, fa2_bytes, standard_bytes
-from flashsim.sim.residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, Residency
+from flashsim.sim.residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, LOCAL, Residency
 
-ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
+CLOSED_FORMS = ["standard", "fa1", "fa2"]  # schedules whose traffic model.traffic has in closed form
+ALL_SCHEDULES = list(SCHEDULES)
 HUGE = 1 << 50
 COLUMNS = (L2_READ, L2_WRITE, HBM_READ, HBM_WRITE)
 SLOTS = 216
@@ -36,6 +38,8 @@ def ledger(name: str, a: Attention, capacity: int, *, slots: int = SLOTS, gpu: s
     for traffic in [*(residency.launch(p, slots) for p in programs), residency.flush()]:
         for tensor, row in traffic.by_tensor.items():
             storage = tensor.split("@")[0]
+            if storage == LOCAL:  # spilled registers: of the binary, not of the algorithm
+                continue
             total = rows.setdefault(storage, [0, 0, 0, 0])
             rows[storage] = [x + y for x, y in zip(total, row, strict=True)]
     return rows
@@ -81,7 +85,7 @@ def test_fa2_by_hand() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize("name", CLOSED_FORMS)
 def test_requests_are_the_closed_form_by_tensor(name: str, shape: str, causal: bool) -> None:
     """What the SMs ask for, tensor by tensor, within 5 % (to the byte for FA2)."""
     a = problem(shape, causal)
@@ -129,7 +133,7 @@ def test_a_block_written_twice_is_written_back_once() -> None:
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_a_second_flush_writes_nothing(name: str) -> None:
-    programs = get_schedule(name).lower(load_gpu("h200"), problem("square", False))
+    programs = get_schedule(name).lower(load_gpu(chip_for(name)), problem("square", False))
     residency = Residency(programs, HUGE)
     for program in programs:
         residency.launch(program, SLOTS)
@@ -172,7 +176,8 @@ def test_bytes_stay_between_compulsory_and_requested(name: str, data: st.DataObj
         head_dim=64,
         causal=data.draw(st.booleans()),
     )
-    rows = ledger(name, a, data.draw(st.integers(0, 1 << 20)), slots=data.draw(st.integers(1, 300)))
+    gpu = chip_for(name, "a100-40gb")
+    rows = ledger(name, a, data.draw(st.integers(0, 1 << 20)), slots=data.draw(st.integers(1, 300)), gpu=gpu)
     for tensor in ("O", "LSE"):
         if tensor in rows:
             assert rows[tensor][HBM_WRITE] == rows[tensor][L2_WRITE] == a.tensor_bytes[tensor]
@@ -192,8 +197,7 @@ def test_a_larger_l2_never_moves_more(name: str) -> None:
     assert moved[-1] < moved[0]
 
 
-@pytest.mark.parametrize("gpu", ALL_GPUS)
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize(("name", "gpu"), PAIRS)
 def test_miss_shares_are_what_hbm_serves(name: str, gpu: str) -> None:
     programs: tuple[Program, ...] = get_schedule(name).lower(load_gpu(gpu), problem("square", True))
     residency = Residency(programs, int(load_gpu(gpu).l2.size_bytes))

@@ -121,6 +121,13 @@ def _hbm(name: str) -> Feed:
     return Feed(group="memory", name=name, warps=(32,), param="2_ctas_per_sm", unit="TB_per_s", transform=_from_tera)
 
 
+def _beside(name: str, groups: int) -> Feed:
+    """A vector instruction of ``groups`` warpgroups while another's product runs."""
+    row = f"{name}|m64n128k16_ss"
+    unit = "cycles_per_inst_per_smsp"
+    return Feed(group="beside", name=row, warps=(groups,), param="mma_groups=1", unit=unit, transform=_as_is)
+
+
 def _lag(name: str) -> Feed:
     return Feed(group="dispatch", name=name, warps=(4,), param="fit=2 median", unit="cycles", transform=_as_is)
 
@@ -154,6 +161,19 @@ FEEDS: dict[str, Feed] = {
     ),
     "launch.second_cta_cycles": _lag("second_cta_lag"),
     "launch.cta_replace_cycles": _lag("replace_lag"),
+    "wgmma.cycles_per_column": Feed(
+        group="wgmma", name="m64n128k16_ss", warps=(1,), param="pipelined", unit="cycles_per_inst_per_sm",
+        transform=lambda values, gpu: values[0] / 128,
+    ),
+    "beside.alu": _beside("fmnmx", 2),
+    "beside.mufu": _beside("ex2", 2),
+    "beside.port_fma": _beside("ffma", 1),
+    "async.mbarrier_cycles": Feed(
+        group="async", name="mbarrier_wake", warps=(2,), param="wait_lanes=32_other_smsp_first", unit="cycles", transform=_as_is
+    ),
+    "async.tma_issue_cycles": Feed(
+        group="tma", name="bulk_issue", warps=(1,), param="bytes=1024_each_of_next7", unit="cycles", transform=_as_is
+    ),
     "power.idle_w": Feed(group="power", name="idle", warps=(0,), param="power_w", unit="W", transform=_as_is),
 }
 #: Measured numbers that rest on several rows and a judgement, so no row feeds them.

@@ -11,8 +11,8 @@ import concurrent.futures
 import csv
 import math
 import os
+import re
 import signal
-import statistics
 import sys
 import time
 import types
@@ -28,11 +28,11 @@ from ..model.gpu import load_gpu
 from ..model.schedule import Schedule
 from ..model.schedules import SCHEDULES, get_schedule
 from ..sim.predict import ENGINES, Result, simulate
+from .summary import summarize
 
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
 NEEDED = ("gpu", "kernel", "batch", "heads_q", "seqlen_q", "head_dim")
 MEASURES = ("ms", "tflops", "cycles")
-GROUPS = ("gpu", "kernel", "pass", "head_dim", "causal")
 #: Names that papers give to a switched-off part of a schedule.
 SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false", "no_warp_specialization": "warp_specialization=false"}
 WORDS = {"true": True, "false": False, "none": None}
@@ -42,6 +42,8 @@ LARGEST = 2**31 - 1
 CLOSE_PCT = 10.0
 SERIAL_UP_TO = 8
 QUIET_S = 2.0
+#: Sources that timed the flash-attn package; others are taken to have timed PyTorch's FlashAttention-2.
+PACKAGE_SOURCE = re.compile(r"FA[1-4] (paper|blog|chart|README)")
 #: A word of ``Result.limiter`` -> what would make the measured kernel slower than that limit.
 LOOK_FOR = (
     ("parallelism", "a smaller grid, or CTAs that start late"),
@@ -175,7 +177,7 @@ def _understand(row: Row, *, gpu: str | None, engine: str) -> Row:
         attention = _attention(cells)
         label = attention.label
         measured = _measured(cells, attention)
-        schedule = _schedule(cells["kernel"], cells.get("variant", ""))
+        schedule = _schedule(cells["kernel"], _variant(cells))
         clock = _positive(cells, "clock_mhz") or "power"
     except (ValueError, OSError) as error:
         return replace(row, label=label, reason=" ".join(str(error).split()))
@@ -228,6 +230,20 @@ def _measured(cells: Mapping[str, str], attention: Attention) -> dict[str, float
     if tflops is None and ms is not None:
         tflops = flops / ms / 1e9
     return {"ms": ms, "tflops": tflops, "cycles": cycles}
+
+
+def _variant(cells: Mapping[str, str]) -> str:
+    """The row's variant, with what is known of the kernel where its ``source`` is a paper's or the package's chart: FA2 is the
+    package's own build, FA3's FP8 kernels were not persistent yet (FA3 paper, section 4.1, footnote)."""
+    variant = cells.get("variant") or ""
+    if cells["kernel"] == "cudnn" and re.fullmatch(r"[0-9.]+", variant):
+        return f"version={variant}"
+    if PACKAGE_SOURCE.match(cells.get("source") or ""):
+        if cells["kernel"] == "fa2" and "build" not in variant:
+            return f"build=flash-attn;{variant}"
+        if cells["kernel"] == "fa3" and cells.get("dtype") == "fp8" and "persistent" not in variant:
+            return f"persistent=false;{variant}"
+    return variant
 
 
 def _schedule(kernel: str, variant: str) -> Schedule:
@@ -365,34 +381,3 @@ def verdict(error_pct: float, prediction: Prediction, unit: str = "ms") -> str:
     amount = f"{prediction.cycles:,.0f} cycles" if unit == "cycles" else f"{prediction.ms:.4g} ms"
     hint = next(hint for word, hint in LOOK_FOR if word in prediction.limiter)
     return f"slower than the hardware allows: predicted {amount}, bound by {prediction.limiter}; look for {hint}"
-
-
-def summarize(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts; errors overall, by each of GROUPS and by their combinations; reasons of skipped rows with how often."""
-    good = [report for report in reports if report["status"] == "ok"]
-    skipped = [report for report in reports if report["status"] == "skipped"]
-    summary: dict[str, Any] = {"ok": len(good), "skipped": len(skipped)}
-    if good:
-        summary["overall"] = _errors(good)
-    for keys in (*((name,) for name in GROUPS), GROUPS):
-        groups: dict[str, list[Mapping[str, Any]]] = {}
-        for report in good:
-            groups.setdefault(" ".join(str(report[key]) for key in keys), []).append(report)
-        summary["/".join(keys)] = {name: _errors(groups[name]) for name in sorted(groups)}
-    reasons: dict[str, dict[str, int]] = {}
-    for report in skipped:
-        reasons.setdefault(report["reason"], {"n": 0, "first_line": report["line"]})["n"] += 1
-    summary["skipped_reasons"] = reasons
-    return summary
-
-
-def _errors(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    errors = [float(report["error_pct"]) for report in reports]
-    sizes = [abs(error) for error in errors]
-    return {
-        "n": len(errors),
-        "mean_abs_error_pct": statistics.fmean(sizes),
-        "median_abs_error_pct": statistics.median(sizes),
-        "max_abs_error_pct": max(sizes),
-        "bias_pct": statistics.fmean(errors),
-    }

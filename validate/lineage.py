@@ -5,7 +5,7 @@ Published rows come from ``validate/data/published.csv`` and the H200 files; a g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model.attention import Attention
@@ -26,6 +26,7 @@ class Entry:
     clock: float | str
     source: str
     speedup_over: str | None = None
+    switches: tuple[tuple[str, Any], ...] = ()
 
 
 _FA1_SHAPE = Attention(batch=16, heads_q=8, seqlen_q=4096, head_dim=64, dtype="fp16")
@@ -70,6 +71,7 @@ ENTRIES = (
         published=230.0,
         clock="power",
         source="FA2 paper: up to 230 TFLOP/s (best shape)",
+        switches=(("build", "flash-attn"),),
     ),
     Entry(
         generation="FlashAttention-2, H100 at 1830 MHz",
@@ -79,6 +81,7 @@ ENTRIES = (
         published=370.0,
         clock=1830.0,
         source="FA3 paper, figure 5",
+        switches=(("build", "flash-attn"),),
     ),
     Entry(
         generation="FlashAttention-2, H200",
@@ -89,6 +92,55 @@ ENTRIES = (
         clock="power",
         source="measured, data/h200_timed.csv",
     ),
+    Entry(
+        generation="FlashAttention-3, H100 at 1830 MHz",
+        schedule="fa3",
+        gpu="h100",
+        attention=replace(_LONG, dtype="fp16"),
+        published=648.0,
+        clock=1830.0,
+        source="FA3 paper, figure 5",
+        speedup_over="FlashAttention-2, H100 at 1830 MHz",
+    ),
+    Entry(
+        generation="FlashAttention-3 FP8, H100 at 1830 MHz",
+        schedule="fa3",
+        gpu="h100",
+        attention=Attention(batch=1, heads_q=16, seqlen_q=16896, head_dim=128, dtype="fp8"),
+        published=1008.0,
+        clock=1830.0,
+        source="FA3 paper, figure 7",
+        switches=(("persistent", False),),
+        speedup_over="FlashAttention-3, H100 at 1830 MHz",
+    ),
+    Entry(
+        generation="FlashAttention-3, H200",
+        schedule="fa3",
+        gpu="h200",
+        attention=_H200,
+        published=629.5,
+        clock="power",
+        source="measured, data/h200_timed.csv",
+        speedup_over="FlashAttention-2, H200",
+    ),
+    Entry(
+        generation="FlashAttention-4, B200",
+        schedule="fa4",
+        gpu="b200",
+        attention=Attention(batch=1, heads_q=16, seqlen_q=32768, head_dim=128),
+        published=1613.0,
+        clock=1850.0,
+        source="FA4 paper, figure 4",
+    ),
+    Entry(
+        generation="FlashAttention-4 causal, B200",
+        schedule="fa4",
+        gpu="b200",
+        attention=Attention(batch=1, heads_q=16, seqlen_q=32768, head_dim=128, causal=True),
+        published=1576.0,
+        clock=1850.0,
+        source="FA4 paper, figure 5",
+    ),
 )
 
 
@@ -97,7 +149,8 @@ def lineage() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     times: dict[str, float] = {}
     for entry in ENTRIES:
-        result = simulate(get_schedule(entry.schedule), load_gpu(entry.gpu), entry.attention, clock=entry.clock)
+        schedule = get_schedule(entry.schedule, **dict(entry.switches))
+        result = simulate(schedule, load_gpu(entry.gpu), entry.attention, clock=entry.clock)
         times[entry.generation] = result.ms
         over = entry.speedup_over
         rows.append(

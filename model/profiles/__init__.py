@@ -24,12 +24,15 @@ TYPICAL = "assumed: vector instructions with the usual overhead of a compiler (m
 
 @dataclass(frozen=True, kw_only=True)
 class LoopCounts:
-    """Warp instructions per warp and K/V block by counter (fma, alu, xu, tensor, lsu, other), registers per thread, and the
-    bytes of local memory a warp writes per K/V block (register spills: they go through to L2)."""
+    """Warp instructions per warp and K/V block by counter (fma, alu, xu, tensor, lsu, other), registers per thread, the
+    bytes of local memory a warp writes per K/V block (register spills, they go through to L2: instruction ``stl``), and those it
+    keeps in all (``local_bytes``); ``stall_cycles``: the sum of the compiler's stall counts."""
 
     label: str
     registers: int
     per_block: Mapping[str, float]
+    local_bytes: int = 0
+    stall_cycles: float | None = None
 
 
 @cache
@@ -38,13 +41,29 @@ def _file(kernel: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text()) if path.is_file() else {"loop": []}
 
 
-def loop_counts(kernel: str, architecture: str, head_dim: int, block_q: int, block_kv: int, warps: int) -> LoopCounts | None:
-    """The binary's counts for this kernel, architecture and tile, or None where none was read."""
+def loop_counts(
+    kernel: str, architecture: str, head_dim: int, block_q: int, block_kv: int, warps: int, build: str | None = None
+) -> LoopCounts | None:
+    """The binary's counts for this kernel, architecture, tile and (where several were read) build; None where none was read."""
     for row in _file(kernel)["loop"]:
         key = (row["architecture"], row["head_dim"], row["block_q"], row["block_kv"], row["warps"])
-        if key == (architecture, head_dim, block_q, block_kv, warps):
+        if key == (architecture, head_dim, block_q, block_kv, warps) and build in (None, row.get("build")):
             spills = row["spill_bytes"] / LOCAL_STORE_BYTES
             per_block = row["per_block"] | {"lsu": row["per_block"]["lsu"] - spills, "stl": spills}
             label = f"{row['kind']}: {row['source']}"
-            return LoopCounts(label=label, registers=row["registers"], per_block=MappingProxyType(per_block))
+            return LoopCounts(
+                label=label,
+                registers=row["registers"],
+                per_block=MappingProxyType(per_block),
+                local_bytes=row.get("spill_once_bytes", 0) + row["spill_bytes"],
+                stall_cycles=row.get("stall_cycles"),
+            )
+    return None
+
+
+def kernel_profile(kernel: str, **keys: Any) -> Mapping[str, Any] | None:
+    """The first entry of ``kernel``'s file whose fields equal ``keys`` (see the file's header), or None where none was read."""
+    for row in _file(kernel)["loop"]:
+        if all(row.get(name) == value for name, value in keys.items()):
+            return MappingProxyType(row)
     return None

@@ -6,11 +6,17 @@ import difflib
 from typing import Any
 
 from ..schedule import Schedule
+from .cudnn import CuDNN
 from .fa1 import FA1
 from .fa2 import FA2
+from .fa3 import FA3
+from .fa4 import FA4
 from .standard import Standard
+from .triton import Triton
 
-SCHEDULES: dict[str, type[Any]] = {"standard": Standard, "fa1": FA1, "fa2": FA2}
+SCHEDULES: dict[str, type[Any]] = {
+    "standard": Standard, "fa1": FA1, "fa2": FA2, "fa3": FA3, "fa4": FA4, "triton": Triton, "cudnn": CuDNN,
+}  # fmt: skip
 
 
 def get_schedule(name: str, **fields: Any) -> Schedule:

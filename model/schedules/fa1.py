@@ -13,7 +13,7 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..profiles import TYPICAL, TYPICAL_OVERHEAD
+from ..profiles import TYPICAL, TYPICAL_OVERHEAD, kernel_profile
 from ..program import Index, Program, Tensor, Tiles
 from ..schedule import Builder
 from .fa2 import check_counts, check_forward
@@ -33,9 +33,10 @@ class FA1:
     block_q: int = 16
     block_kv: int | None = None
     warps: int = 4
-    registers: int = 255
-    #: "typical": vector instructions with a compiler's usual overhead; "ideal": the algorithm's own.
-    counts: str = "typical"
+    registers: int | None = None
+    #: "binary": the compiled kernel's instructions, or a compiler's usual overhead for tiles that were not read; "ideal": the
+    #: algorithm's own.
+    counts: str = "binary"
     #: Calls that the framework makes for one attention (unbind, output and scratch allocation, launch).
     host_ops: int = 5
 
@@ -61,16 +62,29 @@ class FA1:
                 f"fa1 tile {block_q}x{block_kv} with {self.warps} warps: block_q must be a multiple of 16 and block_kv of"
                 f" 16 x warps = {16 * self.warps}; change block_q, block_kv or warps"
             )
-        b = Builder(name="fa1_fwd", warps=self.warps, registers=self.registers)
+        check_counts("fa1", self.counts, ("binary", "ideal"))
+        tile = {"head_dim": d, "block_q": block_q, "block_kv": block_kv, "warps": self.warps}
+        profile = kernel_profile("fa1", **tile) if self.counts == "binary" else None
+        overhead = TYPICAL_OVERHEAD if self.counts == "binary" and profile is None else None
+        registers = self.registers or (profile["registers"] if profile else 255)
+        b = Builder(name="fa1_fwd", warps=self.warps, registers=registers)
         _buffers(b, attention.dtype_bytes, block_q, block_kv, d, self.warps)
-        check_counts("fa1", self.counts, ("typical", "ideal"))
-        overhead = TYPICAL_OVERHEAD if self.counts == "typical" else None
+        one_block = ceil_div(attention.seqlen_kv, block_kv) == 1
         passes = {"first": Index(const=1), "later": Index(arg="n_kv", const=-1)}
         for phase, trips in passes.items():
             shift = 0 if phase == "first" else 1
             with b.loop("j", trips):
-                _load_kv(b, shift)
-                with b.loop("i", Index(arg="n_q"), overhead=overhead):
+                stalls = profile["stall_cycles"] if profile else {}
+                with b.phase(counts=profile["outer_block"] if profile else None, stall_cycles=stalls.get("outer_block")):
+                    _load_kv(b, shift)
+                kind = "per_block" if shift else "only_block" if one_block else "first_block"
+                with b.loop(
+                    "i",
+                    Index(arg="n_q"),
+                    counts=profile[kind] if profile else None,
+                    overhead=overhead,
+                    stall_cycles=stalls.get(kind),
+                ):
                     if attention.causal and shift:
                         with b.when(_sees(attention, shift, block_q, block_kv)):
                             self._step(b, attention, shift, block_q, block_kv, d)
@@ -96,7 +110,7 @@ class FA1:
             b.build(
                 tensors=(*tensors.values(), *used),
                 tiles=_grid(attention, block_q, block_kv),
-                profile=TYPICAL if overhead else "ideal",
+                profile=f"{profile['kind']}: {profile['source']}" if profile else TYPICAL if overhead else "ideal",
             ),
         )
 
@@ -133,7 +147,7 @@ class FA1:
             b.op("row_sum", writes="l_part", reads="S", split="cols", parts=w)
             b.op("convert", writes="P", reads="S")
         b.op("quad_sum", like="S", split="cols")
-        b.op("cross_warp", writes="l_new", reads="l_part", combine="sum", like="S", split="cols")
+        b.op("cross_warp", writes="l_new", reads="l_part", combine="sum", like="S", split="cols", barrier=False)
         b.op("mma", writes="O_part", reads=("P", "Vf"), split="k", parts=w)
         b.op("cross_warp_tile", writes="O_new", reads="O_part")
         if shift:

@@ -26,6 +26,7 @@ TILES = {
     192: (128, 64, 8),
     256: (128, 64, 8),
 }
+BUILDS = ("pytorch", "flash-attn")
 TILE_256_SM90 = (64, 64, 4)
 
 
@@ -42,6 +43,8 @@ class FA2:
     warps: int | None = None
     registers: int | None = None
     counts: str = "binary"
+    #: Whose compiled kernel: "pytorch" (in PyTorch 2.11, without fast math), or "flash-attn" (the package, with it).
+    build: str = "pytorch"
 
     @property
     def name(self) -> str:
@@ -60,13 +63,17 @@ class FA2:
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         check_forward("fa2", attention)
         check_counts("fa2", self.counts, ("binary", "ideal"))
+        if self.build not in BUILDS:
+            raise ValueError(f"fa2 has build={self.build!r}; it must be one of {', '.join(BUILDS)}: change build")
         block_q, block_kv, warps, d = self.tile(gpu, attention)
         if block_q % (16 * warps) or block_kv % 16:
             raise ValueError(
                 f"fa2 tile {block_q}x{block_kv} with {warps} warps: block_q must be a multiple of 16 x warps = {16 * warps}"
                 " and block_kv of 16; change block_q, block_kv or warps"
             )
-        profile = loop_counts("fa2", gpu.architecture, d, block_q, block_kv, warps) if self.counts == "binary" else None
+        profile = (
+            loop_counts("fa2", gpu.architecture, d, block_q, block_kv, warps, self.build) if self.counts == "binary" else None
+        )
         registers = self.registers or (profile.registers if profile else _registers(block_q, block_kv, d, warps))
         b = Builder(name="fa2_fwd", warps=warps, registers=registers)
         e = attention.dtype_bytes
@@ -82,7 +89,9 @@ class FA2:
         for phase, (trips, last) in {"masked": ("n_masked", "n_blocks"), "full": ("n_full", "n_full")}.items():
             counts = profile.per_block if profile else None
             overhead = TYPICAL_OVERHEAD if self.counts == "binary" else None
-            with b.loop("i", Index(arg=trips), counts=counts, overhead=overhead):
+            with b.loop(
+                "i", Index(arg=trips), counts=counts, overhead=overhead, stall_cycles=profile.stall_cycles if profile else None
+            ):
                 self._block(b, Index(arg=last, const=-1, loop="i", coef=-1), masked=phase == "masked")
         self._epilogue(b, block_q, d)
         return (
@@ -90,6 +99,7 @@ class FA2:
                 tensors=tuple(qkv_tensors(attention, block_q, block_kv, e).values()),
                 tiles=grid(attention, block_q, block_kv),
                 profile=profile.label if profile else TYPICAL if self.counts == "binary" else "ideal",
+                local_bytes=profile.local_bytes * warps if profile else 0,
             ),
         )
 

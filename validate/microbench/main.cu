@@ -1,4 +1,5 @@
 // flashsim's microbenchmarks: `./microbench [groups...] [--dispatch-csv PATH]`, CSV on stdout, all groups by default.
+#include "async.cuh"
 #include "dispatch.cuh"
 #include "issue.cuh"
 #include "latency.cuh"
@@ -7,7 +8,9 @@
 #include "pair.cuh"
 #include "power.cuh"
 #include "sync.cuh"
+#include "tma.cuh"
 #include "wgmma.cuh"
+#include "wgmma_beside.cuh"
 
 struct Group {
     const char* name;
@@ -29,7 +32,10 @@ int main(int argc, char** argv) {
         {"latency", measure_latency},
         {"pair", measure_pair},
         {"wgmma", measure_wgmma},
+        {"beside", measure_beside},
         {"sync", measure_sync},
+        {"async", measure_async},
+        {"tma", measure_tma},
         {"dispatch", [&](const Device& device) { measure_dispatch(device, dispatch_csv); }},
         {"launch", measure_launch},
         {"memory", measure_memory},

@@ -1,0 +1,68 @@
+"""``check``: races, deadlocks and budgets of a schedule. Exit code 0 where it is clean, 1 where it is not, 2 for bad input."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from . import cli
+
+#: What is checked where no length is given: every row sees every key, a mask, and a mask under which some tiles have no keys.
+PROBLEMS: tuple[dict[str, Any], ...] = (
+    {"seqlen": 1024, "seqlen_kv": None, "causal": False},
+    {"seqlen": 1024, "seqlen_kv": None, "causal": True},
+    {"seqlen": 1152, "seqlen_kv": 850, "causal": True},
+)
+
+
+@click.command()
+@click.argument("schedule", metavar="SCHEDULE|FILE.py")
+@click.option("--gpu", default="h100", show_default=True, metavar="NAME", help="Chip name, or the path of a chip's .toml file.")
+@click.option("--batch", type=int, default=1, show_default=True)
+@click.option("--heads", type=int, default=1, show_default=True, help="Query heads.")
+@click.option("--heads-kv", type=int, help="Key/value heads [default: --heads].")
+@click.option("--seqlen", type=int, help="Queries [default: three problems of about 1024].")
+@click.option("--seqlen-kv", type=int, help="Keys [default: --seqlen].")
+@click.option("--head-dim", type=int, default=128, show_default=True)
+@click.option("--head-dim-v", type=int, help="Columns of V [default: --head-dim].")
+@click.option("--causal", is_flag=True, help="Mask, aligned bottom-right.")
+@click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd")
+@click.option("--dtype", default="bf16", show_default=True)
+@click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule.")
+@click.option("--why", is_flag=True, help="Also list which op orders which accesses.")
+@cli.as_json
+def check(schedule: str, why: bool, as_json: bool, **options: Any) -> None:
+    """Find races, deadlocks and exceeded budgets of SCHEDULE, whatever the timing; of a user's own with FILE.py.
+
+    A few tiles are followed op by op; every access must be known to come after those that it collides with.
+    """
+    from .sim.hazards import check as judge
+
+    chosen = cli._schedule(schedule, options["sets"])
+    given = options["seqlen"] is not None or options["seqlen_kv"] is not None or options["causal"]
+    problems = ({"seqlen": options["seqlen"] or PROBLEMS[0]["seqlen"]},) if given else PROBLEMS
+    verdicts, refused = [], []
+    for problem in problems:
+        try:
+            gpu, attention = cli._problem({**options, **problem, "gpu_sets": ()})
+            with cli._working(f"checking {chosen.name} on {gpu.name}"):
+                verdicts.append(judge(chosen, gpu, attention, orders=why))
+        except ValueError as error:
+            refused.append(str(error))
+    if not verdicts:
+        raise ValueError(refused[0])
+    if as_json:
+        cli._print_json([asdict(verdict) | {"clean": verdict.clean, "sentence": verdict.sentence} for verdict in verdicts])
+    told: set[str] = set()
+    for verdict in () if as_json else verdicts:
+        first = not told & {finding.sentence for finding in verdict.findings[:1]}
+        click.echo(verdict if first else f"{verdict.sentence.partition(';')[0]}, with the same first")
+        told |= {finding.sentence for finding in verdict.findings}
+        for order in verdict.orders:
+            click.echo(f"  {order.buffer}: {order.later} after {order.earlier}, by {order.by or 'the program order of its warp'}")
+    for reason in dict.fromkeys(refused):
+        click.echo(f"note: not all problems were checked: {reason}", err=True)
+    if not all(verdict.clean for verdict in verdicts):
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,99 @@
+"""What one warp issues for the asynchronous operations of Hopper: bulk copies, mbarriers, named barriers, warpgroup products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .instructions import WARP_VECTOR_BYTES, wgmma
+from .lowering import Emitter, portion
+from .program import Buffer, Statement
+
+K_STEP_BYTES = 32
+MMA_WARPGROUP_ROWS = 64
+
+
+def tma_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """``copies`` bulk copies of a tile, counted by mbarrier ``barrier`` at the stage of ``ring``.
+
+    ``ctas``: the barrier counts this many CTAs' parts of the tile, of which this buffer is one.
+    """
+    size = buffers[s.writes[0]].size_bytes * int(s.attrs.get("ctas", 1))
+    emit.issue(
+        "utmaldg", int(s.attrs.get("copies", 1)), total_bytes=size, barrier=s.attrs["barrier"], ring=s.attrs["ring"]
+    )  # fmt: skip
+
+
+def tma_store(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("utmastg", 1, total_bytes=max(1, buffers[s.reads[0]].size_bytes // warps))
+
+
+def mbarrier_expect(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """One arrival and the bytes of the tiles named in ``of`` (or ``bytes``)."""
+    emit.issue("control", 1)
+    size = expected_bytes(s, buffers) * int(s.attrs.get("ctas", 1))
+    emit.order("mbarrier_arrive", s.attrs["barrier"], s.attrs["ring"], count=1, total_bytes=size)
+
+
+def expected_bytes(s: Statement, buffers: Mapping[str, Buffer]) -> int:
+    return int(s.attrs.get("bytes", sum(buffers[name].size_bytes for name in s.attrs.get("of", ()))))
+
+
+def mbarrier_arrive(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """``products``: when all that the warp has issued to the tensor cores so far is done (tcgen05.commit)."""
+    emit.issue("control", 1)
+    arg = 1 if s.attrs.get("products") else -1
+    emit.order("mbarrier_arrive", s.attrs["barrier"], s.attrs["ring"], count=int(s.attrs.get("count", 1)), arg=arg)
+
+
+def mbarrier_wait(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """``previous``: the phase before the ring's own, which is how a producer waits for a stage to be empty."""
+    emit.issue("control", 1)
+    emit.order("mbarrier_wait", s.attrs["barrier"], s.attrs["ring"], count=int(bool(s.attrs.get("previous", False))))
+
+
+def advance(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.order("advance", ring=s.attrs["ring"])
+
+
+def tile(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.order("tile")
+
+
+def transpose(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """8-bit tile: ldmatrix.trans, four byte permutes and stmatrix on 512 bytes at a time, through one set of registers."""
+    for _ in range(-(-buffers[s.reads[0]].size_bytes // warps // WARP_VECTOR_BYTES)):
+        emit.issue("ldsm", 1, scoreboard=3)
+        emit.wait_scoreboard(3)
+        emit.issue("int_alu", 4)
+        emit.depend()
+        emit.issue("stsm", 1)
+
+
+def named(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("control", 1)
+    emit.order(s.kind, s.attrs["barrier"], count=int(s.attrs.get("count", 0)))
+
+
+def product(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """A warpgroup's tile in k-steps of 32 bytes; rows above 64 repeat them."""
+    a, dst = buffers[s.reads[0]], buffers[s.writes[0]]
+    element = a.bytes_per_element
+    steps = int(a.cols * element) // K_STEP_BYTES * (dst.rows // MMA_WARPGROUP_ROWS)
+    name = wgmma(dst.cols, fp8=element == 1, from_register=a.space == "register")
+    for _ in range(portion(steps, s)):
+        emit.issue(name, 1)
+
+
+def product_group(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("control", 1)
+    emit.order(s.kind, arg=int(s.attrs.get("arg", 0)))
+
+
+def stmatrix(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    size = buffers[s.reads[0]].size_bytes // warps
+    emit.issue("stsm", max(1, -(-size // WARP_VECTOR_BYTES)))
+
+
+def control(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """setmaxnreg, proxy fences: one instruction; what they order is checked by ``sim.hazards``."""
+    emit.issue("control", 1)

@@ -1,0 +1,379 @@
+"""FlashAttention-3 forward: a producer warp feeds K/V rings by TMA, two or three warpgroups multiply with wgmma and take turns.
+
+Shah et al. 2024 (arXiv 2407.08608). Ping-pong: named barriers let one warpgroup's products be issued before the other's, so that
+its softmax hides under them. Intra-warpgroup overlap: Q K^T of block j is issued before P V of block j - 1, whose time the first
+part of softmax uses. CTAs are persistent; where the tile count is even two neighbouring ones share K/V loads by multicast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..attention import Attention
+from ..gpu import GPU
+from ..profiles import kernel_profile
+from ..program import Index, Program
+from ..schedule import Builder
+from .fa2 import check_counts
+from .fa3_tiles import FA3Tile, check, grid, tensors, tile
+
+#: Exponentials of a block that a compiler puts beside P V where no binary was read: the median of the kernels in fa3.toml.
+BESIDE = 0.25
+#: The least time between a warp's issues of products, where no binary was read (stall counts in fa3.toml).
+ISSUE_GAP = 13
+#: What a phase's counts are of, beside its products.
+COUNTED = ("fma", "alu", "xu", "lsu", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FA3:
+    """Switches: the tile (``block_q`` x ``block_kv``, None: the released table), ``stages`` of the K/V ring, ``pingpong``,
+    ``intra_overlap``, ``cluster`` (CTAs that share K/V loads, None: the released rule), and whose instruction counts to use:
+    ``counts="binary"`` where the compiled kernel was read, ``"ideal"`` the algorithm's own."""
+
+    block_q: int | None = None
+    block_kv: int | None = None
+    stages: int = 2
+    pingpong: bool | None = None
+    intra_overlap: bool = True
+    cluster: int | None = None
+    #: One CTA an SM that goes on from tile to tile; without it a CTA a tile (the paper's FP8 kernels).
+    persistent: bool = True
+    counts: str = "binary"
+
+    @property
+    def name(self) -> str:
+        return "fa3"
+
+    def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
+        check(gpu, attention)
+        check_counts("fa3", self.counts, ("binary", "ideal"))
+        t = tile(self, gpu, attention)
+        profile = None
+        if self.counts == "binary":
+            profile = kernel_profile(
+                "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, cluster=t.cluster,
+                causal=attention.causal,
+            )  # fmt: skip
+        share = min(255, 65536 // (128 * (t.groups + 1)) // 8 * 8)  # of the register file, what a thread can hold at launch
+        b = Builder(name="fa3_fwd", registers=profile["registers"] if profile else share)
+        _buffers(b, t, self.stages)
+        with b.role("producer", warps=1, registers=t.producer_registers):
+            _producer(b, t)
+        if t.fp8:
+            with b.role("transpose", warps=4, registers=t.producer_registers):
+                _transpose(b)
+        for w in range(t.groups):
+            with b.role(f"consumer{w}", warps=4, registers=t.consumer_registers):
+                _Consumer(b, t, self, w, profile).write()
+        return (
+            b.build(
+                tensors=tensors(attention, t),
+                tiles=grid(gpu, attention, t),
+                profile=f"{profile['kind']}: {profile['source']}" if profile else "ideal",
+                persistent=self.persistent,
+                cluster=t.cluster,
+                launch_registers=b.registers,
+                idle_warps=-1 if t.fp8 else 3,
+            ),
+        )
+
+
+def _buffers(b: Builder, t: FA3Tile, stages: int) -> None:
+    e = t.element
+    rows = t.block_q // t.groups
+    for name in ("k", "v"):
+        b.ring(name, stages)
+        b.mbarrier(f"{name}_full", count=4 if name == "v" and t.fp8 else 1, stages=stages)
+        b.mbarrier(f"{name}_empty", count=4 * t.groups, stages=stages)
+        b.smem(f"{name.upper()}s", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e, stages=stages, ring=name)
+    b.ring("q", 1)
+    b.mbarrier("q_full", count=1)
+    b.mbarrier("q_empty", count=4 * t.groups)
+    b.ring("o", 1)
+    b.mbarrier("o_free", count=4 * t.groups)
+    if t.fp8:
+        b.ring("vt", stages)
+        b.mbarrier("vt_full", count=1, stages=stages)
+        b.mbarrier("vt_empty", count=4, stages=stages)
+        b.smem("Vts", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e, stages=stages, ring="vt")
+    for w in range(t.groups):
+        b.smem(f"Qs{w}", rows=rows, cols=t.head_dim, bytes_per_element=e)
+        b.registers_tile(f"S{w}", rows=rows, cols=t.block_kv)
+        if t.p_in_smem:
+            b.smem(f"P{w}", rows=rows, cols=t.block_kv, bytes_per_element=e)
+            b.registers_tile(f"Pregs{w}", rows=rows, cols=t.block_kv, bytes_per_element=e)
+        else:
+            b.registers_tile(f"P{w}", rows=rows, cols=t.block_kv, bytes_per_element=e)
+        b.registers_tile(f"O{w}", rows=rows, cols=t.head_dim)
+        b.registers_tile(f"Oout{w}", rows=rows, cols=t.head_dim, bytes_per_element=2)
+        b.smem(f"Vs.O{w}", rows=rows, cols=t.head_dim, bytes_per_element=2)  # O leaves through V's buffer
+        b.registers_tile(f"LSE{w}", rows=rows, cols=1)
+    for w in range(t.groups):
+        b.named_barrier(f"turn{w}", warps=8)
+    b.named_barrier("epilogue", warps=4 * t.groups)
+
+
+def _load(b: Builder, name: str, index: Index, copies: int) -> None:
+    ring, buffer, tensor = name.lower(), f"{name}s", name[0]
+    b.op("mbarrier_wait", barrier=f"{ring}_empty", ring=ring, previous=True)
+    b.op("mbarrier_expect", barrier=f"{ring}_full", ring=ring, of=(buffer,))
+    b.op("tma_load", writes=buffer, reads=tensor, index=index, barrier=f"{ring}_full", ring=ring, copies=copies)
+    b.op("advance", ring=ring)
+
+
+def _producer(b: Builder, t: FA3Tile) -> None:
+    """K of the last block, Q, then K_j with V_(j+1), and V_0: the order in which consumers ask for them."""
+    copies = max(1, t.head_dim // 64)
+    with b.when(Index(arg="n_blocks", const=-1)):
+        _load(b, "K", Index(arg="n_blocks", const=-1), copies)
+        b.op("mbarrier_wait", barrier="q_empty", ring="q", previous=True)
+        b.op("mbarrier_expect", barrier="q_full", ring="q", of=tuple(f"Qs{w}" for w in range(t.groups)))
+        for w in range(t.groups):
+            b.op("tma_load", writes=f"Qs{w}", reads="Q", index=_rows(t, w), barrier="q_full", ring="q", copies=1)
+        b.op("advance", ring="q")
+        b.op("mbarrier_wait", barrier="o_free", ring="o", previous=True)
+        b.op("advance", ring="o")
+        v = "Vt" if t.fp8 else "V"
+        with b.loop("i", Index(arg="n_blocks", const=-1)):
+            _load(b, "K", Index(arg="n_blocks", const=-2, loop="i", coef=-1), copies)
+            _load(b, v, Index(arg="n_blocks", const=-1, loop="i", coef=-1), copies)
+        _load(b, v, Index(), copies)
+
+
+def _transpose(b: Builder) -> None:
+    """FP8: the tensor cores take V only with keys along rows, so the producer's warpgroup transposes each block."""
+    with b.loop("i", Index(arg="n_blocks")):
+        b.op("mbarrier_wait", barrier="vt_full", ring="vt")
+        b.op("mbarrier_wait", barrier="v_empty", ring="v", previous=True)
+        b.op("transpose", writes="Vs", reads="Vts")
+        b.op("fence_async")
+        b.op("mbarrier_arrive", barrier="v_full", ring="v")
+        b.op("advance", ring="v")
+        b.op("mbarrier_arrive", barrier="vt_empty", ring="vt")
+        b.op("advance", ring="vt")
+
+
+def _rows(t: FA3Tile, w: int) -> Index:
+    """Warpgroup ``w``'s rows of the tile, as a block of block_q / groups rows."""
+    return Index(arg="q_block", arg_coef=t.groups, const=w)
+
+
+class _Consumer:
+    """One consumer warpgroup: 64 rows of the tile."""
+
+    def __init__(self, b: Builder, t: FA3Tile, schedule: FA3, w: int, profile: Mapping[str, Any] | None) -> None:
+        self.b, self.t, self.w, self.profile = b, t, w, profile
+        self.overlap = schedule.intra_overlap
+        self.pingpong = t.pingpong
+        self.phases = {p["name"]: p for p in profile["phases"]} if profile else {}
+        beside = self.phases.get("softmax_beside_pv", {}).get("xu")
+        if self.phases:  # without overlap the two parts of softmax are one
+            parts = [self.phases[name] for name in ("softmax_beside_pv", "softmax_after_pv")]
+            self.phases["softmax"] = {c: sum(p[c] for p in parts) for c in (*COUNTED, "stall_cycles")}
+        self.beside = beside / profile["per_block"]["xu"] if profile and beside is not None else BESIDE
+
+    def write(self) -> None:
+        b, w = self.b, self.w
+        if self.pingpong and w == self.t.groups - 1:
+            b.op("named_arrive", barrier="turn0")
+        b.op("tile")
+        b.op("zero", writes=f"O{w}", shape=(self.t.block_q // self.t.groups, self.t.head_dim))
+        b.op("zero", writes=f"m{w}", shape=(self.t.block_q // self.t.groups,), value=-np.inf)
+        b.op("zero", writes=f"l{w}", shape=(self.t.block_q // self.t.groups,))
+        if self.t.rescale_first:
+            b.op("zero", writes=f"scale{w}", shape=(self.t.block_q // self.t.groups,), value=1.0)
+        with b.when(Index(arg="n_blocks", const=-1)):
+            self._first()
+            for phase, (trips, last) in {"masked": ("n_masked", "n_blocks"), "full": ("n_full", "n_full")}.items():
+                j = Index(arg=last, const=-2 if phase == "masked" else -1, loop="i", coef=-1)
+                counts = self.profile.get("masked_block") if self.profile and phase == "masked" else None
+                with b.loop("i", Index(arg=trips), counts=counts):
+                    self._block(j, masked=phase == "masked", phased=counts is None)
+            self._last()
+        self._epilogue()
+        with b.when(Index(arg="n_blocks", const=-1)):
+            b.op("mbarrier_arrive", barrier="o_free", ring="o")
+            b.op("advance", ring="o")
+
+    # --- pieces ---
+
+    @contextmanager
+    def _phase(self, name: str, steps: int = 0, on: bool = True) -> Iterator[None]:
+        """What the binary issues in the phase of this name, or ISSUE_GAP cycles a product."""
+        p = self.phases.get(name) if on else None
+        counts = {c: p[c] for c in COUNTED} if p else None
+        with self.b.phase(counts=counts, stall_cycles=p["stall_cycles"] if p else steps * ISSUE_GAP or None):
+            yield
+
+    def _wait(self, ring: str) -> None:
+        self.b.op("mbarrier_wait", barrier=f"{ring}_full", ring=ring)
+
+    def _release(self, ring: str) -> None:
+        self.b.op("mbarrier_arrive", barrier=f"{ring}_empty", ring=ring)
+        self.b.op("advance", ring=ring)
+
+    def _qk(self, on: bool, scale: bool = False) -> None:
+        steps = self.t.head_dim * self.t.element // 32
+        names: dict[str, Any] = {"writes": f"S{self.w}", "reads": (f"Qs{self.w}", "Ks"), "transpose_b": True}
+        with self._phase("qk_issue", steps, on):
+            if scale and self.t.rescale_first:  # O is rescaled while the first k-steps run
+                self.b.op("wgmma", **names, share=(0.0, 2 / steps))
+                self.b.op("scale_rows", writes=f"O{self.w}", reads=f"scale{self.w}")
+                self.b.op("wgmma", **names, share=(2 / steps, 1.0))
+            else:
+                self.b.op("wgmma", **names)
+            self.b.op("mma_commit")
+
+    def _pv(self, on: bool) -> None:
+        with self._phase("pv_issue", self.t.block_kv * self.t.element // 32, on):
+            self.b.op("wgmma", writes=f"O{self.w}", reads=(f"P{self.w}", "Vs"), accumulate=True)
+            self.b.op("mma_commit")
+
+    def _turn(self, on: bool) -> None:
+        if self.pingpong:
+            with self._phase("ping_pong_sync", on=on):
+                self.b.op("named_sync", barrier=f"turn{self.w}")
+
+    def _next_turn(self, on: bool) -> None:
+        if self.pingpong:
+            with self._phase("ping_pong_arrive", on=on):
+                self.b.op("named_arrive", barrier=f"turn{(self.w + 1) % self.t.groups}")
+
+    def _exponentials(self, share: tuple[float, float]) -> None:
+        w = self.w
+        self.b.op("exp2", writes=f"S{w}", reads=(f"S{w}", f"m{w}"), share=share)
+        self.b.op("row_sum", writes=f"l{w}", reads=f"S{w}", share=share)
+
+    def _pack(self) -> None:
+        w = self.w
+        self.b.op("convert", writes=f"Pregs{w}" if self.t.p_in_smem else f"P{w}", reads=f"S{w}")
+        if self.t.p_in_smem:
+            self.b.op("stmatrix", writes=f"P{w}", reads=f"Pregs{w}")
+            self.b.op("fence_async")
+
+    def _mask(self, j: Index) -> None:
+        self.b.op("mask", writes=f"S{self.w}", index=j, q_index=_rows(self.t, self.w))
+
+    def _first(self) -> None:
+        """The tile's last K/V block: always masked; with overlap it is outside the turns and leaves its P V to the loop."""
+        b, w = self.b, self.w
+        counts = self.profile["first_block"] if self.profile else None
+        with b.phase(counts={c: counts[c] for c in COUNTED} if counts else None):
+            b.op("mbarrier_wait", barrier="q_full", ring="q")
+            if not self.overlap:
+                self._turn(False)
+            self._wait("k")
+            self._qk(False)
+            if not self.overlap:
+                self._next_turn(False)
+            b.op("mma_wait", arg=0)
+            self._release("k")
+            self._mask(Index(arg="n_blocks", const=-1))
+            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
+            with b.interleaved():
+                self._exponentials((0.0, 1.0))
+                self._pack()
+        if not self.overlap:
+            self._own_pv(False)
+
+    def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
+        """One K/V block: Q K^T of block j, and P V of block j + 1 beside its softmax."""
+        b, w = self.b, self.w
+        if not self.overlap:
+            self._block_in_order(j, masked=masked, phased=phased)
+            return
+        with self._phase("k_wait", on=phased):
+            self._wait("k")
+        self._turn(phased)
+        self._qk(phased, scale=True)
+        with self._phase("v_wait", on=phased):
+            self._wait("v")
+        self._pv(phased)
+        self._next_turn(phased)
+        with self._phase("qk_done_wait", on=phased):
+            b.op("mma_wait", arg=1)
+        with self._phase("softmax_beside_pv", on=phased):
+            if masked:
+                self._mask(j)
+            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
+            self._exponentials((0.0, self.beside))
+            self._release("k")
+        with self._phase("pv_done_wait", on=phased):
+            b.op("mma_wait", arg=0)
+        with self._phase("softmax_after_pv", on=phased):
+            self._release("v")
+            self._finish((self.beside, 1.0))
+
+    def _block_in_order(self, j: Index, *, masked: bool, phased: bool) -> None:
+        """Without intra-warpgroup overlap: Q K^T, softmax, P V; a warpgroup keeps its turn from P V to the next Q K^T."""
+        b, w = self.b, self.w
+        with self._phase("k_wait", on=phased):
+            self._wait("k")
+        self._qk(phased)
+        self._next_turn(phased)
+        b.op("mma_wait", arg=0)
+        with self._phase("softmax", on=phased):
+            self._release("k")
+            if masked:
+                self._mask(j)
+            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
+            self._finish((0.0, 1.0))
+        self._own_pv(phased)
+
+    def _own_pv(self, phased: bool) -> None:
+        with self._phase("v_wait", on=phased):
+            self._wait("v")
+        self._turn(phased)
+        self._pv(phased)
+        self.b.op("mma_wait", arg=0)
+        self._release("v")
+
+    def _finish(self, share: tuple[float, float]) -> None:
+        """The rest of a block's softmax; O is rescaled here, or (wide heads) while the next Q K^T is issued."""
+        b, w = self.b, self.w
+        with b.interleaved():
+            if self.t.rescale_first:
+                b.op("row_scale", writes=(f"l{w}", f"scale{w}"), reads=(f"m{w}", f"m_old{w}"))
+            else:
+                b.op("rescale", writes=(f"O{w}", f"l{w}"), reads=(f"m{w}", f"m_old{w}"))
+            self._exponentials(share)
+            self._pack()
+
+    def _last(self) -> None:
+        """P V of the tile's first K/V block."""
+        b, w = self.b, self.w
+        b.op("mbarrier_arrive", barrier="q_empty", ring="q")
+        b.op("advance", ring="q")
+        if self.overlap:
+            if self.t.rescale_first:
+                b.op("scale_rows", writes=f"O{w}", reads=f"scale{w}")
+            self._wait("v")
+            self._pv(False)
+        elif self.pingpong:
+            self._next_turn(False)
+        b.op("quad_sum", like=f"S{w}")
+        if self.overlap:
+            b.op("mma_wait", arg=0)
+            self._release("v")
+
+    def _epilogue(self) -> None:
+        b, w = self.b, self.w
+        counts = self.profile["epilogue"] if self.profile else None
+        with b.phase(counts={c: counts[c] for c in COUNTED} if counts else None):
+            b.op("divide", writes=(f"O{w}", f"LSE{w}"), reads=(f"l{w}", f"m{w}"))
+            b.op("convert", writes=f"Oout{w}", reads=f"O{w}")
+            with b.when(Index(arg="n_blocks", const=-1)):
+                b.op("named_sync", barrier="epilogue")  # no warpgroup reads V any more
+                b.op("stmatrix", writes=f"Vs.O{w}", reads=f"Oout{w}")
+                b.op("fence_async")
+                b.op("named_sync", barrier="epilogue")
+                b.op("tma_store", writes="O", reads=f"Vs.O{w}", index=_rows(self.t, w), wait="read")
+            b.op("store", writes="LSE", reads=f"LSE{w}", index=_rows(self.t, w), clipped=True)
+        with b.when(Index(arg="n_blocks", arg_coef=-1)):  # no keys: no load to order O's way through V's buffer against
+            b.op("store", writes="O", reads=f"Oout{w}", index=_rows(self.t, w), clipped=True)

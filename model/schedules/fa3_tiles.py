@@ -1,0 +1,140 @@
+"""FA3's tiles, grid and refusals: which block sizes and warpgroups it runs with, and in which order tiles are handed out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..attention import Attention
+from ..gpu import GPU
+from ..program import Tensor, Tiles
+from .grid import ceil_div, kv_blocks, planes, qkv_tensors
+
+if TYPE_CHECKING:
+    from .fa3 import FA3
+
+#: (head_dim, 8-bit) -> (block_q, block_kv causal, block_kv otherwise), as released (tile_size.h).
+TILES = {
+    (64, False): (192, 128, 192),
+    (96, False): (192, 144, 144),
+    (128, False): (128, 128, 176),
+    (192, False): (128, 112, 112),
+    (256, False): (128, 80, 80),
+    (64, True): (192, 160, 160),
+    (96, True): (192, 128, 128),
+    (128, True): (128, 224, 224),
+    (192, True): (128, 160, 160),
+    (256, True): (128, 128, 128),
+}
+#: Consumer warpgroups -> registers per thread of the producer and of consumers after setmaxnreg.
+REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+#: Bytes of K and V that the causal order keeps in L2 at a time (flash_fwd_launch_template.h).
+L2_SECTION_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FA3Tile:
+    """What a problem runs with. ``groups``: consumer warpgroups of 64 rows each; ``element``: bytes of Q, K and V."""
+
+    head_dim: int
+    block_q: int
+    block_kv: int
+    groups: int
+    cluster: int
+    element: int
+    pingpong: bool
+    p_in_smem: bool
+    rescale_first: bool
+
+    @property
+    def fp8(self) -> bool:
+        return self.element == 1
+
+    @property
+    def profile_dtype(self) -> str:
+        return "fp8_e4m3" if self.fp8 else "bf16"
+
+    @property
+    def producer_registers(self) -> int:
+        return REGISTERS[self.groups][0]
+
+    @property
+    def consumer_registers(self) -> int:
+        return REGISTERS[self.groups][1]
+
+
+def check(gpu: GPU, attention: Attention) -> None:
+    """Refuse what FA3's forward cannot run, in a sentence."""
+    if gpu.wgmma is None:
+        raise ValueError(f"fa3 multiplies with wgmma and {gpu.name} has none: choose fa2, or gpu h100 or h200")
+    if attention.pass_ != "fwd":
+        raise ValueError(f"fa3 has a forward schedule only, got pass {attention.pass_!r}: choose --pass fwd")
+    if attention.dtype not in ("bf16", "fp16", "fp8"):
+        raise ValueError(f"fa3 runs bf16, fp16 or fp8, got dtype {attention.dtype!r}: change dtype")
+
+
+def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
+    need, fp8 = max(attention.head_dim, attention.head_dim_v), attention.dtype == "fp8"
+    sizes = [d for d, small in TILES if d >= need and small == fp8]
+    if not sizes:
+        raise ValueError(f"fa3 has no tile for head_dim {need}; the largest is 256: reduce head_dim")
+    d = min(sizes)
+    released_q, causal_kv, other_kv = TILES[d, fp8]
+    block_q, block_kv = schedule.block_q or released_q, schedule.block_kv or (causal_kv if attention.causal else other_kv)
+    step = 32 if fp8 else 16
+    if block_q % 64 or not 64 <= block_q <= 192 or block_kv % step or not step <= block_kv <= 256:
+        raise ValueError(
+            f"fa3 tile {block_q}x{block_kv}: block_q must be 64, 128 or 192 (one to three warpgroups of 64 rows) and block_kv"
+            f" a multiple of {step} up to 256 (wgmma's N and k-step); change block_q or block_kv"
+        )
+    groups = block_q // 64
+    cluster = schedule.cluster
+    if cluster is None:
+        even = ceil_div(attention.seqlen_q, block_q) % 2 == 0
+        cluster = 2 if even and not attention.causal and d >= 128 and (not fp8 or d == 192) else 1
+    if cluster not in (1, 2):
+        raise ValueError(f"fa3 has cluster={cluster}; it must be 1 or 2: change cluster")
+    released = d >= 128 if fp8 else d <= 128
+    return FA3Tile(
+        head_dim=d,
+        block_q=block_q,
+        block_kv=block_kv,
+        groups=groups,
+        cluster=cluster,
+        element=1 if fp8 else 2,
+        pingpong=(released if schedule.pingpong is None else schedule.pingpong) and groups > 1,
+        p_in_smem=not fp8 and d <= 96 and not (attention.causal and d <= 64),
+        rescale_first=not fp8 and d > 128 and schedule.intra_overlap,  # in order no product of Q K^T is under way to hide it
+    )
+
+
+def tensors(attention: Attention, t: FA3Tile) -> tuple[Tensor, ...]:
+    """Q, K, V (with what a cluster shares), O and LSE; a Q block is one warpgroup's rows."""
+    from dataclasses import replace
+
+    named = qkv_tensors(attention, t.block_q // t.groups, t.block_kv, t.element)
+    named |= {name: replace(named[name], multicast=t.cluster) for name in ("K", "V")}
+    named["O"] = replace(named["O"], bytes_per_element=2)
+    return tuple(named.values())
+
+
+def grid(gpu: GPU, attention: Attention, t: FA3Tile) -> Tiles:
+    """Order of the persistent CTAs' tiles: Q blocks fastest; causal: longest first within sections of heads that fit in L2."""
+    n_q = ceil_div(attention.seqlen_q, t.block_q)
+    shape = (attention.batch, attention.heads_q, n_q)
+    batch, head, q_block = (a.ravel() for a in np.indices(shape))
+    if attention.causal:
+        kv_bytes = attention.seqlen_kv * (attention.head_dim + attention.head_dim_v) * t.element
+        group = attention.heads_q // attention.heads_kv
+        section = max(1, 1 << max(0, int(np.log2(max(1, L2_SECTION_BYTES // kv_bytes))))) * group
+        plane = batch * attention.heads_q + head
+        order = np.lexsort((plane % section, -q_block, plane // section))
+        batch, head, q_block = batch[order], head[order], q_block[order]
+    needed, masked = kv_blocks(attention, t.block_q, t.block_kv, q_block)
+    plane_q, plane_kv = planes(attention, batch, head)
+    rest = np.maximum(masked - 1, 0)
+    names = ("plane_q", "plane_kv", "q_block", "n_blocks", "n_masked", "n_full")
+    values = np.stack([plane_q, plane_kv, q_block, needed, rest, np.maximum(needed - 1 - rest, 0)], axis=1)
+    return Tiles(names=names, values=values)

@@ -1,0 +1,272 @@
+"""The parts of the reference engine: clock, SM, sub-partition, warp and barriers, each with its rule of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import simpy
+from simpy.events import EventPriority
+
+from ..model.instructions import PIPES, Path
+from ..model.program import Opcode
+from ..model.rows import BUNDLE
+from .engine import (
+    DELAY,
+    FIRST_BESIDE,
+    FIRST_PIPE,
+    GAP,
+    GAP_BESIDE,
+    HBM_LATENCY,
+    HBM_RATE,
+    L2_LATENCY,
+    L2_RATE,
+    LOOP_DEPTH,
+    PATH,
+    PORT,
+    PORT_BESIDE,
+    RESULT,
+    SCOREBOARDS,
+    SMEM,
+    STALL_GROUP,
+    STALL_LATENCY,
+    STALL_PORT,
+    STALL_PRODUCT,
+    STALL_SCOREBOARD,
+    Job,
+)
+
+SUB_PARTITIONS = 4
+MILLION = 1_000_000
+TENSOR = PIPES.index("tensor")
+WAIT_SCOREBOARD, WAIT_GROUP = int(Opcode.WAIT_SCOREBOARD), int(Opcode.WAIT_GROUP)
+DEPEND, MMA_WAIT = int(Opcode.DEPEND), int(Opcode.MMA_WAIT)
+WGMMA = int(Path.WGMMA)
+SMEM_PORT, L2_PORT, HBM_PORT = range(3)
+
+
+class Clock:
+    """A SimPy environment whose events carry a static key."""
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment()
+        self.events = 0
+
+    @property
+    def now(self) -> int:
+        tick: int = self.env._now  # type: ignore[assignment]  # whole ticks only
+        return tick
+
+    def fire(self, event: simpy.Event, tick: int, key: int) -> simpy.Event:
+        """Let ``event`` happen at ``tick``, after every event of a smaller key."""
+        event._ok, event._value = True, None
+        self.env.schedule(event, cast(EventPriority, key), tick - self.env._now)
+        self.events += 1
+        return event
+
+    def at(self, tick: int, key: int) -> simpy.Event:
+        return self.fire(self.env.event(), tick, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Ticks that a bundle holds the port, its warp, and each pipe it uses."""
+
+    port: int
+    gap: int
+    pipes: tuple[tuple[int, int], ...]  # (pipe, ticks)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A row of ``Job.bundles``. ``alone`` and ``beside`` a running product are its costs."""
+
+    alone: Cost
+    beside: Cost
+    result: int
+    path: int
+    smem: int
+    delay: int
+
+    @staticmethod
+    def of(row: list[int]) -> Bundle:
+        def pipes(first: int) -> tuple[tuple[int, int], ...]:
+            return tuple((p, ticks) for p, ticks in enumerate(row[first : first + len(PIPES)]) if ticks)
+
+        alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
+        beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY])
+
+
+class Sm:
+    """What one SM's warps share, each first come, first served: the SMEM port, its share of L2 and HBM, its tensor cores."""
+
+    def __init__(self, job: Job) -> None:
+        self.free, self.used = [0, 0, 0], [0, 0, 0]
+        self.missed = [0] * max(1, len(job.miss_ppm))
+        self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
+        self.multicast = job.multicast.tolist()
+        self.tensor_free = 0
+
+    def queue(self, port: int, tick: int, cost: int) -> int:
+        self.free[port] = max(tick, self.free[port]) + cost
+        self.used[port] += cost
+        return self.free[port]
+
+    def memory(self, tick: int, size: int, tensor: int) -> int:
+        """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
+        rate, latency = self.rate, self.latency
+        if tensor >= 0:
+            size //= self.multicast[tensor]
+        done: int = self.queue(L2_PORT, tick, size * rate[L2_RATE][0] // rate[L2_RATE][1]) + latency[L2_LATENCY]
+        if tensor >= 0:
+            self.missed[tensor] += self.miss_ppm[tensor]
+            if self.missed[tensor] >= MILLION:
+                self.missed[tensor] -= MILLION
+                cost = size * rate[HBM_RATE][0] // rate[HBM_RATE][1]
+                done = max(done, self.queue(HBM_PORT, tick, cost) + latency[HBM_LATENCY])
+        return done
+
+    def multiply(self, tick: int, cost: int) -> int:
+        """Queue a product of all the SM's tensor cores; when it is done."""
+        self.tensor_free = max(tick, self.tensor_free) + cost
+        return self.tensor_free
+
+
+class Warp:
+    """One warp: its number, where it lives, where it is in its code, what it has in flight and what it waits for."""
+
+    def __init__(self, number: int, lane: int, sm: int, slot: int, rings: int) -> None:
+        self.number, self.lane, self.sm, self.slot, self.rings = number, lane, sm, slot, rings
+        self.ready = self.held = False  # waits for its bundle; waits at a barrier
+        self.since = self.row_start = self.left = self.done_bytes = self.tile = self.blocker = 0
+        self.row: list[int] = []
+        self.args: list[int] = []  # of the tile
+        self.served: simpy.Event | None = None  # happens when the warp may go on after its bundle
+        self.begin(0)
+
+    def begin(self, pc: int) -> None:
+        """A new CTA: nothing is in flight."""
+        self.pc = self.again = pc
+        self.loops, self.trips = [0] * LOOP_DEPTH, [0] * LOOP_DEPTH
+        self.board, self.result_at = [0] * SCOREBOARDS, 0
+        self.open_until = self.product_until = 0
+        self.groups: list[int] = []  # when each closed cp.async group has landed
+        self.products: list[int] = []  # when each closed group of products is done
+        self.steps = [0] * max(1, self.rings)  # how often each ring went on
+
+    def due(self, op: int, arg: int) -> tuple[int, int]:
+        """When what a waiting row waits for has arrived, and the stall it is booked under."""
+        if op == DEPEND:
+            return self.result_at, STALL_LATENCY
+        if op == WAIT_SCOREBOARD:
+            return self.board[arg], STALL_SCOREBOARD
+        groups, reason = (self.products, STALL_PRODUCT) if op == MMA_WAIT else (self.groups, STALL_GROUP)
+        number = len(groups) - arg
+        return (groups[number - 1] if number > 0 else 0), reason
+
+
+class NamedBarrier:
+    """Counts warps in; the last one releases those that wait."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.waiting: list[tuple[Warp, simpy.Event]] = []
+
+
+class Mbarrier:
+    """One stage of an mbarrier. A phase ends when its arrivals and bytes are known; it is over when the last of them is."""
+
+    def __init__(self, count: int) -> None:
+        self.count = self.pending = count
+        self.bytes_due = self.over_at = self.phase = 0
+        self.done_at = [0, 0]  # when the last phase of each parity was over
+        self.waiting: list[tuple[Warp, simpy.Event]] = []  # all for the phase that runs
+
+    def book(self, arrivals: int, size: int, at: int) -> bool:
+        """``arrivals`` come and ``size`` more bytes are due, which is so at ``at``; whether that ends the phase."""
+        self.pending -= arrivals
+        self.bytes_due += size
+        self.over_at = max(self.over_at, at)
+        return self.pending == 0 and self.bytes_due == 0
+
+    def complete(self, wake: int) -> int:
+        """Begin the next phase; returns when this one is over and its waiters have been woken."""
+        over = self.done_at[self.phase % 2] = self.over_at + wake
+        self.phase += 1
+        self.pending, self.over_at = self.count, 0
+        return over
+
+
+class SubPartition:
+    """Issue port and pipes of a quarter SM. Round robin among the warps that wait for it, one bundle at a time.
+
+    ``grant`` is called with each warp that is given its bundle.
+    """
+
+    def __init__(self, clock: Clock, key: int, bundles: list[Bundle], grant: Callable[[SubPartition, Warp], None]) -> None:
+        self.clock, self.key, self.bundles, self.grant = clock, key, bundles, grant
+        self.members: list[Warp] = []
+        self.port_free, self.pipe_free = 0, [0] * len(PIPES)
+        self.product_until = 0  # until when the tensor core is busy with products
+        self.served = 0
+        self.wake: int | None = None
+        self.busy = [0] * (len(PIPES) + 1)
+
+    def soonest(self, warp: Warp) -> int:
+        """When the port and every pipe that the warp's bundle uses are free."""
+        at = self.port_free
+        if self.bundles[warp.row[BUNDLE]].path == WGMMA:  # queues
+            return at
+        for pipe, _ in self.bundles[warp.row[BUNDLE]].alone.pipes:
+            if self.pipe_free[pipe] > at:
+                at = self.pipe_free[pipe]
+        return at
+
+    def blocker(self, warp: Warp, tick: int) -> int:
+        """What the warp waits for: the last pipe to become free if that is later than the port, else the port."""
+        late = STALL_PORT
+        for pipe, _ in self.bundles[warp.row[BUNDLE]].alone.pipes:
+            if self.pipe_free[pipe] > self.port_free and self.pipe_free[pipe] == tick:
+                late = pipe
+        return late
+
+    def arbitrate_at(self, tick: int) -> None:
+        if self.wake is None or tick < self.wake:
+            self.wake = tick
+            callbacks: list[Any] | None = self.clock.at(tick, self.key).callbacks
+            assert callbacks is not None
+            callbacks.append(lambda _: self.arbitrate(tick))
+
+    def arbitrate(self, tick: int) -> None:
+        if self.wake != tick:
+            return  # an earlier wake-up took this one's place
+        self.wake = None
+        if self.port_free <= tick:
+            n = len(self.members)
+            for step in range(1, n + 1):
+                rank = (self.served + step) % n
+                if self.members[rank].ready and self.soonest(self.members[rank]) <= tick:
+                    self.served = rank
+                    self.grant(self, self.members[rank])
+                    break
+        waiting = min((self.soonest(w) for w in self.members if w.ready), default=None)
+        if waiting is not None:
+            self.arbitrate_at(waiting)
+
+    def take(self, bundle: Bundle, now: int) -> Cost:
+        """Hold the port and the bundle's pipes; what that costs, which depends on whether a product runs."""
+        beside = self.product_until > now and bundle.path != WGMMA
+        cost = bundle.beside if beside else bundle.alone
+        self.port_free = now + cost.port
+        self.busy[-1] += cost.port
+        for pipe, ticks in cost.pipes:
+            self.pipe_free[pipe] = max(now, self.pipe_free[pipe]) + ticks  # later than now for a product only
+            self.busy[pipe] += ticks
+        if beside and bundle.delay > 0:
+            self.pipe_free[TENSOR] += bundle.delay
+            self.product_until = self.pipe_free[TENSOR]
+        if bundle.path == WGMMA:
+            self.product_until = self.pipe_free[TENSOR]
+        return cost

@@ -1,0 +1,195 @@
+"""A sweep's rows as Parquet, with the provenance that says what they are rows of.
+
+The file is replaced whole and at once, now and then while the sweep goes on, so that whatever happens a readable file with the
+rows of a moment ago is there. Metadata (keys that begin with ``flashsim.``): the sweep's identity and digest, the command, the
+date, how many candidates were planned, and whether all of them are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .explore import RESULTS, STATUSES, Row, Sweep, candidate, column, row_of
+from .extras import extra
+from .space import Axis, Steps, word
+
+SAVE_EVERY_S = 2.0
+SAVE_SHARE = 20  # at most about 1/20 of the time goes into saving
+ROWS_PER_GROUP = 65_536
+
+
+def _arrow() -> tuple[Any, Any]:
+    return extra("pyarrow", "explore", "a sweep file"), extra("pyarrow.parquet", "explore", "a sweep file")
+
+
+@dataclass(kw_only=True)
+class SweepFile:
+    """Where the rows of ``sweep`` go. ``command`` is kept for the record; ``planned``: candidates that make it complete.
+
+    Making one raises ValueError where pyarrow is missing or ``path`` holds an unfinished sweep that this would overwrite
+    (``resumed``: unless it is gone on with).
+    """
+
+    path: Path
+    sweep: Sweep
+    planned: int
+    command: str = ""
+    resumed: bool = False
+    trouble: str = field(default="", init=False)
+    _next: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        _arrow()
+        if not self.resumed and self.path.is_file() and (left := unfinished(self.path)):
+            raise ValueError(f"{self.path} holds an unfinished sweep ({left}): go on with --resume {self.path}, or remove it")
+
+    def refused(self) -> str:
+        """Why nothing can be written beside the file; empty where something can."""
+        try:
+            self._temporary.write_bytes(b"")
+            self._temporary.unlink()
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+        return ""
+
+    @property
+    def _temporary(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+
+    def save(self, rows: Iterable[Row]) -> bool:
+        """Replace the file by ``rows``. False where that failed: ``trouble`` says why, and the old file is as it was."""
+        began = time.monotonic()
+        temporary = self._temporary
+        try:
+            content = self._content(sorted(rows, key=candidate))
+            with temporary.open("wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(temporary, self.path)
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = (error.strerror or str(error)).lower()
+        finally:
+            with contextlib.suppress(OSError):  # its folder is not there, or not ours: nothing was written
+                temporary.unlink(missing_ok=True)
+        ended = time.monotonic()
+        self._next = ended + max(SAVE_EVERY_S, SAVE_SHARE * (ended - began))
+        return not self.trouble
+
+    def save_if_due(self, rows: Iterable[Row]) -> None:
+        """:meth:`save`, but not more often than every SAVE_EVERY_S seconds."""
+        if time.monotonic() >= self._next:
+            self.save(rows)
+
+    def _content(self, rows: list[Row]) -> bytes:
+        pa, parquet = _arrow()
+        done = {
+            "flashsim.sweep": json.dumps(self.sweep.identity()),
+            "flashsim.digest": self.sweep.digest(),
+            "flashsim.command": self.command,
+            "flashsim.date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "flashsim.planned": str(self.planned),
+            "flashsim.complete": str(len(rows) >= self.planned).lower(),
+        }
+        table = pa.Table.from_pylist(_plain(self.sweep, rows), schema=_schema(pa, self.sweep)).replace_schema_metadata(done)
+        out = io.BytesIO()
+        parquet.write_table(table, out, row_group_size=ROWS_PER_GROUP)
+        return out.getvalue()
+
+
+def _schema(pa: Any, sweep: Sweep) -> Any:
+    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    axes = [(column(axis.name), kinds[_kind(axis)]) for axis in sweep.space.axes]
+    return pa.schema([("candidate", pa.int64()), *axes, *((name, kinds[kind]) for name, kind in RESULTS.items())])
+
+
+def _kind(axis: Axis) -> type:
+    """The type of a column that holds an axis' values beside nulls; text where they are of several types."""
+    if isinstance(axis.values, Steps):
+        return int if axis.values.whole else float
+    kinds = {type(value) for value in axis.values if value is not None}
+    if kinds == {int, float}:
+        return float
+    return kinds.pop() if len(kinds) == 1 else str
+
+
+def _plain(sweep: Sweep, rows: list[Row]) -> list[Row]:
+    texts = [column(axis.name) for axis in sweep.space.axes if _kind(axis) is str]
+    if not texts:
+        return rows
+    return [{**row, **{name: None if row[name] is None else word(row[name]) for name in texts}} for row in rows]
+
+
+def read_rows(path: Path, sweep: Sweep) -> dict[int, Row]:
+    """Rows of ``sweep`` kept in ``path``: candidate -> row.
+
+    Raises ValueError, in one sentence, where the file cannot be read or holds another sweep; it is never written to.
+    """
+    table = _read(path)
+    metadata = {key.decode(): value.decode(errors="replace") for key, value in (table.schema.metadata or {}).items()}
+    if "flashsim.digest" not in metadata:
+        raise ValueError(f"{path} is no sweep of flashsim: give --resume a file that explore -o wrote")
+    if metadata["flashsim.digest"] != sweep.digest():
+        raise ValueError(f"{path} holds another sweep ({_difference(metadata, sweep)}): give its options, or another file")
+    pa, _ = _arrow()
+    if not table.schema.equals(_schema(pa, sweep)):
+        raise ValueError(f"{path} has other columns than this sweep: it was changed after explore wrote it")
+    rows: dict[int, Row] = {}
+    for row in table.select(["candidate", *RESULTS]).to_pylist():
+        number = row["candidate"]
+        if number is None or not 0 <= number < sweep.space.size or number in rows or row["status"] not in STATUSES:
+            raise ValueError(f"{path} has a candidate {number} that cannot be: it was changed after explore wrote it")
+        rows[number] = row_of(sweep, number, row)
+    return rows
+
+
+def unfinished(path: Path) -> str:
+    """"40 of 64 candidates" where ``path`` is a sweep that was not finished; empty for any other file."""
+    pa, parquet = _arrow()
+    try:
+        file = parquet.ParquetFile(path)
+        metadata = file.schema_arrow.metadata or {}
+        if metadata.get(b"flashsim.complete") == b"false" and file.metadata.num_rows:
+            return f"{file.metadata.num_rows} of {metadata.get(b'flashsim.planned', b'?').decode()} candidates"
+    except (OSError, pa.ArrowException):
+        pass  # not ours: overwriting it is the user's choice, as with any -o
+    return ""
+
+
+def _read(path: Path) -> Any:
+    pa, parquet = _arrow()
+    try:
+        return parquet.read_table(io.BytesIO(path.read_bytes()))
+    except OSError as error:
+        reason = (error.strerror or "not a Parquet file").lower()
+        raise ValueError(f"cannot read {path}: {reason}; give --resume a file that explore -o wrote") from None
+    except (pa.ArrowException, MemoryError):
+        raise ValueError(f"cannot read {path}: not a Parquet file; give --resume a file that explore -o wrote") from None
+
+
+def _difference(metadata: dict[str, str], sweep: Sweep) -> str:
+    """What differs first between the file's sweep and this one, in words."""
+    mine = sweep.identity()
+    try:
+        theirs = json.loads(metadata["flashsim.sweep"])
+        for name, value in mine.items():
+            if theirs.get(name) != value:
+                return f"{name} {_short(theirs.get(name))}, not {_short(value)}"
+    except (KeyError, ValueError, AttributeError):
+        pass  # the digest differs; how is not told
+    return "its digest differs"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,213 @@
+"""Many independent calls over a ``concurrent.futures`` executor: this process, local processes or a Dask cluster.
+
+    with local(jobs=2) as workers:
+        for item, answer in workers.answers(function, items): ...
+
+Answers come as they are ready. A worker that dies loses nothing: what it held is asked again, one item at a time; an item whose
+worker dies each time is answered with :class:`Died` and the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from multiprocessing import get_context
+from typing import Any
+
+from .extras import extra
+
+IN_FLIGHT = 3  # items under way a worker: one runs, two wait, so that none idles
+ALONE = 2  # times that an item whose worker died is tried by itself
+DEATHS = 3  # items lost before any answer came: then something is wrong with the workers, not with the items
+ANSWER_S = 10  # how long a Dask scheduler, and its first worker, may take to answer
+
+
+@dataclass(frozen=True)
+class Died:
+    """Stands for an answer: every worker that took the item died (out of memory, or a crash in compiled code)."""
+
+    times: int
+
+
+class Inline(Executor):
+    """Calls in this process, at once: for one job, and for debuggers."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass(kw_only=True)
+class Workers:
+    """``start`` makes the executor, at first use and again after its death; ``width``: how many calls run at a time."""
+
+    start: Callable[[], Executor]
+    width: int
+    lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
+    _executor: Executor | None = field(default=None, init=False)
+
+    def answers(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """(item, ``function(item)``) in the order of completion. ``function`` is pickled once; ``items`` are drawn as needed.
+
+        Raises ValueError where the workers die before any of them answers, and what ``function`` itself raises.
+        """
+        payload = pickle.dumps(function)
+        source, flying, suspects = iter(items), dict[Future[Any], Any](), list[Any]()
+        answered, deaths, more = False, 0, True
+        while True:
+            while more and not suspects and len(flying) < self.window:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    more = False
+                    break
+                flying[self._submit(payload, item)] = item
+            if not flying and not suspects:
+                return
+            if not flying:
+                item = suspects.pop(0)
+                answer = self._alone(payload, item)
+                deaths += isinstance(answer, Died)
+                if deaths >= DEATHS and not answered:
+                    raise ValueError(
+                        f"{deaths} workers died before any gave an answer: free memory, or use --jobs 1 to see what happens"
+                    )
+                answered |= not isinstance(answer, Died)
+                yield item, answer
+                continue
+            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            ready = []
+            for future in done:
+                item = flying.pop(future)
+                try:
+                    ready.append((item, future.result()))
+                except self.lost:
+                    suspects.append(item)
+                except CancelledError:
+                    raise ValueError("the Dask scheduler went away before the last answer: run again, with --resume") from None
+                except ImportError as error:
+                    raise ValueError(f"a worker cannot run flashsim ({error}): install the same version there") from None
+            answered |= bool(ready)
+            yield from ready
+
+    @property
+    def window(self) -> int:
+        """Items under way at a time."""
+        return 1 if self.width == 1 else IN_FLIGHT * self.width
+
+    def close(self, *, wait: bool = True) -> None:
+        """Let the executor go; with ``wait=False`` without what is still under way."""
+        if isinstance(self._executor, ProcessPoolExecutor):
+            self._executor.shutdown(wait=wait, cancel_futures=True)
+        elif self._executor is not None:  # Dask's cancels where it does not wait
+            self._executor.shutdown(wait=wait)
+        self._executor = None
+
+    def _submit(self, payload: bytes, item: Any) -> Future[Any]:
+        for _ in range(ALONE):
+            if self._executor is None:
+                self._executor = self.start()
+            try:
+                return self._executor.submit(_call, payload, item)
+            except BrokenExecutor:
+                self.close(wait=False)
+        self._executor = self.start()
+        return self._executor.submit(_call, payload, item)
+
+    def _alone(self, payload: bytes, item: Any) -> Any:
+        """Ask again with nothing else under way, so that a death tells which item caused it."""
+        for _ in range(ALONE):
+            try:
+                return self._submit(payload, item).result()
+            except self.lost:
+                continue
+        return Died(ALONE + 1)
+
+
+def _call(payload: bytes, item: Any) -> Any:
+    return _function(payload)(item)
+
+
+@lru_cache(maxsize=4)
+def _function(payload: bytes) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = pickle.loads(payload)
+    return function
+
+
+def default_jobs() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def local(jobs: int) -> Iterator[Workers]:
+    """``jobs`` processes of this machine; one job runs in this process. Raises ValueError for less than one."""
+    if jobs < 1:
+        raise ValueError(f"jobs is {jobs}; it must be a whole number of at least 1: change --jobs")
+    start: Callable[[], Executor] = Inline
+    if jobs > 1:
+        start = partial(ProcessPoolExecutor, jobs, mp_context=get_context("spawn"), initializer=_warm)
+    yield from _closing(Workers(start=start, width=jobs))
+
+
+@contextmanager
+def dask(address: str) -> Iterator[Workers]:
+    """The workers of the Dask scheduler at ``address``; they need the same flashsim installed. Raises ValueError where no
+    scheduler or worker answers within ANSWER_S seconds."""
+    distributed = extra("distributed", "dask", "--dask")
+    try:
+        client = distributed.Client(address, timeout=ANSWER_S, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"no Dask scheduler answers at {address!r} ({reason}): check --dask, as in tcp://host:8786") from None
+    try:
+        try:
+            client.wait_for_workers(1, timeout=ANSWER_S)
+        except TimeoutError:
+            raise ValueError(f"the Dask scheduler at {address!r} has no workers: start some, then run again") from None
+        workers = Workers(
+            start=partial(client.get_executor, pure=False),
+            width=max(2, sum(client.ncores().values())),
+            lost=(BrokenExecutor, distributed.KilledWorker),
+        )
+        yield from _closing(workers)
+    finally:
+        client.close()
+
+
+def _closing(workers: Workers) -> Iterator[Workers]:
+    try:
+        yield workers
+    except BaseException:
+        workers.close(wait=False)
+        raise
+    workers.close()
+
+
+def _warm() -> None:
+    """In a new process: load the engine from its cache before the first item; Ctrl-C ends the process without a trace."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from ..model.attention import Attention
+    from ..model.gpu import GPUS, load_gpu
+    from ..model.schedules import get_schedule
+    from .predict import simulate
+
+    simulate(get_schedule("fa2"), load_gpu(GPUS[-1]), Attention(batch=1, heads_q=1, seqlen_q=128, head_dim=64))

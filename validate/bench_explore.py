@@ -1,0 +1,117 @@
+"""How many candidates a second ``explore`` simulates on this machine, and where the time goes.
+
+    python -m flashsim.validate.bench_explore [--jobs N] [--batch B] [--heads H] [--seqlen N]
+
+The sweep is FA2 on H100 at head_dim 128: the tile, warps and registers, 72 candidates. Rates are of candidates that ran, from the
+first answer on, so that starting the processes is not in it (it is printed beside). The profile is of one process, warm, over
+candidates spread through the sweep; its rows overlap where one part calls another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import platform
+import pstats
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..model.gpu import load_gpu
+from ..model.schedules import get_schedule
+from ..sim.explore import Sweep, evaluate, explore
+from ..sim.space import parse_space
+from ..sim.workers import default_jobs, local
+
+SPACE = ("block_q=64,128,192", "block_kv=32:128:32", "warps=4,8", "registers=none,168,255")
+TARGET_PER_S = 60  # SM-scope configurations a second on two cores
+PROFILED = 12  # candidates
+
+#: Parts of a simulation: what is printed, and (file, function) in the profile.
+PARTS = {
+    "lowering": ("fa2.py", "lower"),
+    "occupancy": ("tiling.py", "occupancy"),
+    "L2 residency replay": ("residency.py", "launch"),
+    "bundle counts of tiles": ("chip.py", "bundle_counts"),
+    "dispatch": ("chip.py", "dispatch"),
+    "pricing (make_job)": ("engine.py", "make_job"),
+    "engine": ("fast_engine.py", "run"),
+    "clock": ("clock.py", "sustained"),
+    "whole candidate": ("explore.py", "evaluate"),
+}
+
+
+def sweep_of(batch: int, heads: int, seqlen: int) -> Sweep:
+    """The sweep of the module's docstring for one problem."""
+    schedule, gpu = get_schedule("fa2"), load_gpu("h100")
+    problem = {"batch": batch, "heads": heads, "seqlen": seqlen, "head_dim": 128}
+    return Sweep(schedule=schedule, gpu=gpu, problem=problem, space=parse_space(SPACE, schedule, gpu))
+
+
+def rate(sweep: Sweep, jobs: int) -> tuple[float, int, int, float]:
+    """(candidates that ran a second, how many ran, how many were pruned, seconds to the first answer)."""
+    began = time.perf_counter()
+    first, ran, pruned, ready = 0.0, 0, 0, 0
+    with local(jobs) as workers:
+        for row in explore(sweep, workers):
+            if not first:
+                first = time.perf_counter()
+                ready = int(row["status"] == "ok")
+            ran += row["status"] == "ok"
+            pruned += row["status"] != "ok"
+        ended = time.perf_counter()
+    return (ran - ready) / (ended - first), ran, pruned, first - began
+
+
+def profile(sweep: Sweep) -> tuple[float, list[tuple[str, float, float]]]:
+    """Processor ms a candidate, and of PARTS (name, the same, calls a candidate), over PROFILED candidates that ran.
+
+    The parts are measured by a profiler, which makes those in Python look up to twice as long as they are.
+    """
+    chosen: list[int] = []
+    for number in range(0, sweep.space.size, max(1, sweep.space.size // (3 * PROFILED))):
+        if len(chosen) < PROFILED and evaluate(sweep, number)["status"] == "ok":
+            chosen.append(number)
+    began = time.process_time()
+    for number in chosen:
+        evaluate(sweep, number)
+    plain = 1e3 * (time.process_time() - began) / len(chosen)
+    profiler = cProfile.Profile(time.process_time)  # processor time: neighbours on a shared machine do not count
+    profiler.enable()
+    for number in chosen:
+        evaluate(sweep, number)
+    profiler.disable()
+    measured: dict[tuple[str, int, str], tuple[Any, ...]] = vars(pstats.Stats(profiler))["stats"]
+    found = {(Path(file).name, name): (calls, seconds) for (file, _, name), (_, calls, _, seconds, _) in measured.items()}
+    out = []
+    for part, key in PARTS.items():
+        calls, seconds = found.get(key, (0, 0.0))
+        out.append((part, 1e3 * seconds / len(chosen), calls / len(chosen)))
+    return plain, out
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name, default in (("jobs", default_jobs()), ("batch", 4), ("heads", 16), ("seqlen", 4096)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    asked = parser.parse_args(arguments)
+    sweep = sweep_of(asked.batch, asked.heads, asked.seqlen)
+    print(f"fa2 on h100, B{asked.batch} H{asked.heads} N{asked.seqlen} D128, SM scope, {sweep.space.size} candidates;")
+    busy = f", load average {os.getloadavg()[0]:.1f} before the start" if hasattr(os, "getloadavg") else ""
+    print(f"{asked.jobs} processes, {default_jobs()} processors, Python {platform.python_version()}{busy}")
+    evaluate(sweep, 0)
+    per_s, ran, pruned, start = rate(sweep, asked.jobs)
+    print(f"{per_s:.2f} candidates/s (target {TARGET_PER_S}: {per_s / TARGET_PER_S:.2f}x), {ran} ran, {pruned} pruned")
+    print(f"first answer after {start:.1f} s")
+    plain, parts = profile(sweep)
+    whole = parts[-1][1]
+    print(f"{plain:.1f} ms of processor time a candidate (mean of {PROFILED}, warm): {1e3 / plain:.1f}/s a processor at most")
+    print("under the profiler:")
+    for part, ms, calls in parts:
+        print(f"  {part:24s} {ms:8.1f} ms {100 * ms / whole:5.1f} %  {calls:.1f} calls")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Errors of a cross-check, overall and by group."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GROUPS = ("gpu", "kernel", "pass", "head_dim", "causal")
+
+
+def summarize(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts; errors overall, by each of GROUPS and by their combinations; reasons of skipped rows with how often."""
+    good = [report for report in reports if report["status"] == "ok"]
+    skipped = [report for report in reports if report["status"] == "skipped"]
+    summary: dict[str, Any] = {"ok": len(good), "skipped": len(skipped)}
+    if good:
+        summary["overall"] = _errors(good)
+    for keys in (*((name,) for name in GROUPS), GROUPS):
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for report in good:
+            groups.setdefault(" ".join(str(report[key]) for key in keys), []).append(report)
+        summary["/".join(keys)] = {name: _errors(groups[name]) for name in sorted(groups)}
+    reasons: dict[str, dict[str, int]] = {}
+    for report in skipped:
+        reasons.setdefault(report["reason"], {"n": 0, "first_line": report["line"]})["n"] += 1
+    summary["skipped_reasons"] = reasons
+    return summary
+
+
+def _errors(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    errors = [float(report["error_pct"]) for report in reports]
+    sizes = [abs(error) for error in errors]
+    return {
+        "n": len(errors),
+        "mean_abs_error_pct": statistics.fmean(sizes),
+        "median_abs_error_pct": statistics.median(sizes),
+        "max_abs_error_pct": max(sizes),
+        "bias_pct": statistics.fmean(errors),
+    }
