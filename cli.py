@@ -1,8 +1,6 @@
 """The command line. Commands read options, call one function and print; what they print is in :mod:`.render`.
 
-Bad input is one sentence on stderr and exit code 2, Ctrl-C exit code 130. What is heavy is imported by the command that
-needs it.
-"""
+Bad input is one sentence on stderr and exit code 2, Ctrl-C exit code 130. What is heavy, a command imports when it needs it."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,9 +42,8 @@ class Sentence(click.ClickException):
 
 #: Commands of other modules, imported when they are asked for (those modules import this one).
 ELSEWHERE = {
-    "check": "cli_check",
-    "explore": "cli_explore", "whatif": "cli_explore",
-    "report": "cli_report", "plot": "cli_report", "view": "cli_report",
+    "check": "cli_check", "explore": "cli_explore", "whatif": "cli_explore", "report": "cli_report", "plot": "cli_report",
+    "view": "cli_report",
 }
 
 
@@ -141,21 +138,24 @@ def gpus(name: str | None) -> None:
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("--gpu", default="h100", show_default=True)
-def schedules(name: str | None, gpu: str) -> None:
+@click.option("--gpu", help="Chip [default: h100, or the first that runs it].")
+def schedules(name: str | None, gpu: str | None) -> None:
     """List the schedules, or one's fields and its Program for a small problem."""
     from . import render
     from .model.attention import Attention
-    from .model.gpu import load_gpu
+    from .model.gpu import GPUS, load_gpu
     from .model.schedules import SCHEDULES, get_schedule
 
     if name is None:
         render.schedule_list(SCHEDULES)
         return
     schedule, attention = get_schedule(name), Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=128)
-    programs = schedule.lower(load_gpu(gpu), attention)
+    for chip in (chips := [gpu] if gpu else ["h100", *GPUS]):
+        with suppress(*[ValueError] * (chip != chips[-1])):
+            programs = schedule.lower(load_gpu(chip), attention)
+            break
     render.schedule_fields(SCHEDULES[name])
-    click.echo(f"\n{attention.label} on {gpu}:")
+    click.echo(f"\n{attention.label} on {chip}:")
     for program in programs:
         click.echo(f"\n{program}")
 

@@ -42,7 +42,7 @@ def check(schedule: str, why: bool, as_json: bool, **options: Any) -> None:
 
     chosen = cli._schedule(schedule, options["sets"])
     given = options["seqlen"] is not None or options["seqlen_kv"] is not None or options["causal"]
-    problems = ({"seqlen": options["seqlen"] or PROBLEMS[0]["seqlen"]},) if given else PROBLEMS
+    problems = ({"seqlen": PROBLEMS[0]["seqlen"] if options["seqlen"] is None else options["seqlen"]},) if given else PROBLEMS
     verdicts, refused = [], []
     for problem in problems:
         try:

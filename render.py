@@ -126,7 +126,7 @@ def prediction(result: Result) -> None:
     top = max(units, key=lambda name: units[name])
     console.print(
         f"[bold]bounds[/bold]  lower (max of units: {top}) {result.bounds['max_of_units']:,.0f} cycles,"
-        f" predicted {result.cycles:,.0f}, upper (sum of units) {result.bounds['sum_of_units']:,.0f}\n"
+        f" predicted {result.cycles:,.0f}, one after the other (sum of units) {result.bounds['sum_of_units']:,.0f}\n"
         f"  initiation interval of the steady loop {result.bounds['ii']:,.0f} cycles an SM"
         f" (busiest unit {result.bounds['ii_resource']:,.0f}, one warp alone {result.bounds['ii_recurrence']:,.0f})"
     )
@@ -267,7 +267,7 @@ def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
             f"{row['speedup']:.2f}x" if row["speedup"] else "",
         )
     console.print(table)
-    console.print("error: of the predicted time; negative is faster than published. speed-up: over the row above.\n")
+    console.print("error: of the predicted time, negative is faster than published. speed-up: over the generation before it.\n")
     binds = _table("What binds", "generation", "limiter", "published in", text=3)
     for row in entries:
         binds.add_row(row["generation"], row["limiter"], row["source"])

@@ -26,6 +26,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.code: list[list[int]] = []
+        self.asynchronous = False  # whether it holds products that run on after their issue
         self.bundles: list[tuple[tuple[str, int], ...]] = []
 
     def __len__(self) -> int:
@@ -101,6 +102,7 @@ class Rows:
     def pack(self) -> None:
         """Turn each run of instructions between waits into bundles of about BUNDLE_WEIGHT issue cycles, evenly mixed."""
         targets = {row[JUMP] for row in self.code if row[JUMP] >= 0}
+        self.asynchronous = any(row[OPCODE] == Opcode.ISSUE and self._product(row) for row in self.code)
         edited: Edited = []
         run: list[int] = []
         for i, row in enumerate(self.code):
@@ -138,7 +140,8 @@ class Rows:
         for row in rows:
             for name, n in self.bundles[row[BUNDLE]]:
                 counts[name] = counts.get(name, 0) + n * row[COUNT]
-        weight = sum(n * (MMA_WEIGHT if name == "hmma" else 1) for name, n in counts.items())
+        weights = {"hmma": MMA_WEIGHT, "stall": int(self.asynchronous)}  # beside a running product short bundles tell
+        weight = sum(n * weights.get(name, 1) for name, n in counts.items())
         parts = max(1, round(weight / BUNDLE_WEIGHT))
         board = max(row[ARG] for row in rows)
         out: list[list[int]] = []

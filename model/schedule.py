@@ -36,6 +36,14 @@ class Schedule(Protocol):
         ...
 
 
+def lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
+    """What ``schedule`` lowers to. Raises ValueError where it is not at least one Program."""
+    programs = schedule.lower(gpu, attention)
+    if not isinstance(programs, tuple | list) or not programs or not all(isinstance(p, Program) for p in programs):
+        raise ValueError(f"{schedule.name} lowers to {programs!r:.60}; lower(gpu, attention) must return a tuple of Programs")
+    return tuple(programs)
+
+
 class Builder:
     """Collects statements and their instructions. Without ``role`` blocks all of it belongs to one role of ``warps``."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..model.attention import Attention
 from ..model.gpu import GPU
 from ..model.program import Index, Program
-from ..model.schedule import Schedule
+from ..model.schedule import Schedule, lowered
 from .hazard_budgets import budgets
 from .hazard_findings import KINDS, Finding, Order, Site, Verdict
 from .hazard_machine import ENOUGH, LIMIT, Machine, Orders
@@ -29,7 +29,7 @@ def check(schedule: Schedule, gpu: GPU, attention: Attention, *, orders: bool = 
     Raises ValueError where ``gpu`` or ``attention`` cannot run it.
     """
     return check_programs(
-        schedule.lower(gpu, attention), gpu, schedule=schedule.name, problem=attention.label, orders=orders
+        lowered(schedule, gpu, attention), gpu, schedule=schedule.name, problem=attention.label, orders=orders
     )  # fmt: skip
 
 

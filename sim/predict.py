@@ -11,7 +11,7 @@ from ..model.attention import Attention
 from ..model.gpu import GPU
 from ..model.instructions import COUNTERS, INSTRUCTIONS
 from ..model.program import Program, counters
-from ..model.schedule import Schedule
+from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
@@ -96,7 +96,7 @@ def simulate(
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
     cap = cap_mhz(gpu, clock)
-    programs = schedule.lower(gpu, attention)
+    programs = lowered(schedule, gpu, attention)
     residency = Residency(programs, int(gpu.l2.resident_bytes))
     launches, dirty = [], 0
     for program in programs:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from ..model.program import Program
 from .engine import TICKS_PER_CYCLE
 from .predict import Launch, Result
 from .timeline import UNITS, Interval, UnitSpan, flows, intervals, unit_spans, waits
+from .whole_file import write_whole
 
 Event = dict[str, Any]
 
@@ -94,18 +93,8 @@ def trace(result: Result, *, limit: int = DEFAULT_LIMIT, blocks: int | None = No
 
 
 def write_trace(trace_: Trace, path: Path) -> None:
-    """Write the JSON beside ``path`` and rename it there, so a failed write leaves no partial file. Raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(trace_.document, file, separators=(",", ":"))
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Write the JSON, whole or not at all. Raises OSError."""
+    write_whole(json.dumps(trace_.document, separators=(",", ":")), path)
 
 
 def _ns_per_tick(launch: Launch) -> float:

@@ -49,6 +49,10 @@ class Change:
         return gpu
 
 
+#: What products that run on after their issue cost, beside mma.sync's pipe.
+PRODUCTS = ("wgmma.cycles_per_column", "tcgen05.cycles_per_column")
+
+
 def units(gpu: GPU) -> dict[str, tuple[str, ...]]:
     """The units of a chip: name -> its numbers. Pipes, ports and latencies; bandwidth and latency of a memory apart."""
     out: dict[str, tuple[str, ...]] = {}
@@ -56,7 +60,8 @@ def units(gpu: GPU) -> dict[str, tuple[str, ...]]:
     for name in dict.fromkeys(row.pipe for row in INSTRUCTIONS.values()):
         costs = dict.fromkeys(row.cost for row in INSTRUCTIONS.values() if row.pipe == name)
         if name not in ("control", "tmem"):
-            out[name] = tuple(f"{PIPE}.{cost}" for cost in costs if f"{PIPE}.{cost}" in numbers)
+            also = PRODUCTS if name == "tensor" else ()
+            out[name] = tuple(field for field in (*(f"{PIPE}.{cost}" for cost in costs), *also) if field in numbers)
     for section in dict.fromkeys(name.partition(".")[0] for name in numbers):
         own = {name: number for name, number in numbers.items() if name.startswith(f"{section}.")}
         if section in NOT_UNITS or section == PIPE:

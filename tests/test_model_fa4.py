@@ -145,7 +145,7 @@ def test_roles_and_registers(causal: bool, counts: str, registers: tuple[int, in
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("h100", {}, {}, "fa4 keeps S and O in TMEM; h100 has none: choose fa3, or gpu b200"),
-    ("a100-80gb", {}, {}, "fa4 keeps S and O in TMEM; a100-80gb has none: choose fa3, or gpu b200"),
+    ("a100-80gb", {}, {}, "fa4 keeps S and O in TMEM; a100-80gb has none: choose fa2, or gpu b200"),
     ("b200", {}, {"pass_": "bwd"}, "fa4 has a forward schedule only, got pass 'bwd': choose --pass fwd"),
     ("b200", {}, {"dtype": "fp8"}, "fa4 runs bf16 or fp16, got dtype 'fp8': change dtype"),
     ("b200", {}, {"head_dim": 192}, "fa4 has no tile for head_dim 192; the largest is 128: reduce head_dim"),

@@ -75,6 +75,8 @@ class Prediction:
     cycles: float
     tflops: float
     limiter: str
+    least_cycles: float = 0.0  # what the busiest unit alone needs
+    least_ms: float = 0.0  # the same at the boost clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +296,11 @@ def _predict(case: Case) -> Prediction | str:
         return f"{case.attention.label} is too large for this machine's memory"
     except ValueError as error:
         return " ".join(str(error).split())
-    return Prediction(ms=result.ms, cycles=result.cycles, tflops=result.tflops, limiter=result.limiter)
+    least = result.bounds["max_of_units"]
+    return Prediction(
+        ms=result.ms, cycles=result.cycles, tflops=result.tflops, limiter=result.limiter, least_cycles=least,
+        least_ms=least / float(load_gpu(case.gpu).clock.boost_mhz) / 1e3,
+    )
 
 
 def _predict_all(cases: Sequence[Case], jobs: int | None) -> dict[Case, Prediction | str]:
@@ -369,6 +375,9 @@ def _report(row: Row, outcome: Prediction | str) -> dict[str, Any]:
         unit = "cycles" if measured.get("cycles") else "ms"
         error = 100 * (report[f"predicted_{unit}"] / report[f"measured_{unit}"] - 1)
         report["error_pct"], report["verdict"] = error, verdict(error, outcome, unit)
+        least = getattr(outcome, f"least_{unit}")
+        if report[f"measured_{unit}"] < least:
+            report["verdict"] = f"faster than the hardware allows: one unit alone needs {least:,.4g} {unit}; check the row"
     return report
 
 

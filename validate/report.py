@@ -5,8 +5,6 @@ Style, script and timelines are inside the file, so it works from a disk, in an 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +19,7 @@ from ..sim.picture import FAMILIES, UNIT_LABELS, picture
 from ..sim.plot import ink_on
 from ..sim.predict import UNIT_WORDS, WAIT_WORDS, Launch, Result
 from ..sim.residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
+from ..sim.whole_file import write_whole
 from .report_timeline import WORDS, timeline
 
 Rows = Sequence[tuple[str, Result | str]]
@@ -74,18 +73,8 @@ def report(rows: Rows, gpu: GPU, attention: Attention, *, command: str = "") -> 
 
 
 def write_report(text: str, path: Path) -> None:
-    """Write beside ``path`` and rename it there, so a failed write leaves no partial file. Raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Write the page, whole or not at all. Raises OSError."""
+    write_whole(text, path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,8 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
             f"fa3 tile {block_q}x{block_kv}: block_q must be 64, 128 or 192 (one to three warpgroups of 64 rows) and block_kv"
             f" a multiple of {step} up to 256 (wgmma's N and k-step); change block_q or block_kv"
         )
+    if schedule.stages < 1:
+        raise ValueError(f"fa3 has stages={schedule.stages}; the K/V ring needs at least 1: change stages")
     groups = block_q // 64
     cluster = schedule.cluster
     if cluster is None:

@@ -76,7 +76,8 @@ class FA4Tile:
 def check(gpu: GPU, attention: Attention) -> None:
     """Refuse what FA4's forward cannot run, in a sentence."""
     if gpu.tmem is None or gpu.tcgen05 is None:
-        raise ValueError(f"fa4 keeps S and O in TMEM; {gpu.name} has none: choose fa3, or gpu b200")
+        instead = "fa3" if gpu.wgmma is not None else "fa2"
+        raise ValueError(f"fa4 keeps S and O in TMEM; {gpu.name} has none: choose {instead}, or gpu b200")
     if attention.pass_ != "fwd":
         raise ValueError(f"fa4 has a forward schedule only, got pass {attention.pass_!r}: choose --pass fwd")
     if attention.dtype not in ("bf16", "fp16"):
