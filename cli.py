@@ -78,8 +78,8 @@ class Commands(click.Group):
                 raise
             reason = (error.strerror or str(error)).lower()
             raise Sentence(f"{error.filename}: {reason}" if error.filename else reason) from None
-        except ValueError as error:
-            raise Sentence(str(error)) from None
+        except (ValueError, click.UsageError) as error:
+            raise Sentence(error.format_message() if isinstance(error, click.UsageError) else str(error)) from None
         except Exception as error:
             from .model.user import blame
 

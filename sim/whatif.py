@@ -63,7 +63,8 @@ def units(gpu: GPU) -> dict[str, tuple[str, ...]]:
             also = PRODUCTS if name == "tensor" else ()
             out[name] = tuple(field for field in (*(f"{PIPE}.{cost}" for cost in costs), *also) if field in numbers)
     for section in dict.fromkeys(name.partition(".")[0] for name in numbers):
-        own = {name: number for name, number in numbers.items() if name.startswith(f"{section}.")}
+        inside = [name for name in numbers if name.startswith(f"{section}.") and name not in PRODUCTS]
+        own = {name: numbers[name] for name in inside}
         if section in NOT_UNITS or section == PIPE:
             continue
         if section in _cost_sections(gpu):
@@ -141,7 +142,8 @@ def scale(gpu: GPU, name: str, factor: float) -> Change:
 
 def take(gpu: GPU, other: GPU, name: str) -> Change:
     """``gpu`` with ``name`` of ``other``. Raises ValueError where either has no such numbers."""
-    paths, theirs = numbers_of(gpu, name), dict(other.numbers())
+    theirs = dict(other.numbers())
+    paths = tuple(path for path in numbers_of(gpu, name) if path in theirs or path not in PRODUCTS)  # one chip has wgmma, ...
     missing = [path for path in paths if path not in theirs]
     if missing:
         raise ValueError(f"{other.name} has no {missing[0]}: take something that both chips have")
@@ -174,7 +176,8 @@ def every_unit(gpu: GPU) -> list[Change]:
 def every_swap(gpu: GPU, other: GPU) -> list[Change]:
     """Each unit of ``gpu`` that ``other`` has with other numbers, replaced by it."""
     theirs = dict(other.numbers())
-    changes = [take(gpu, other, name) for name, paths in units(gpu).items() if all(path in theirs for path in paths)]
+    shared = [name for name, paths in units(gpu).items() if all(path in theirs or path in PRODUCTS for path in paths)]
+    changes = [take(gpu, other, name) for name in shared]
     own = dict(gpu.numbers())
     return [change for change in changes if any(value != own[path] for path, value in change.numbers.items())]
 

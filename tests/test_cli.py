@@ -232,6 +232,8 @@ def test_a_validate_module_that_is_not_installed_is_named() -> None:
         (["predict", "fa4", *SHAPE], "fa4 keeps S and O in TMEM; h200 has none: choose fa3, or gpu b200"),
         (["schedules", "fa4", "--gpu", "h100"], "fa4 keeps S and O in TMEM; h100 has none: choose fa3, or gpu b200"),
         (["predict", "fa2", *SHAPE, "--pass", "bwd"], "fa2 has a forward schedule only"),
+        (["predict", "fa2", *shape(seqlen="abc")], "Invalid value for '--seqlen': 'abc' is not a valid integer."),
+        (["predict", "fa2", "--gpu", "h200"], "Missing option '--batch'."),
         (["predict", "fa2", *SHAPE, "--clock", "fast"], "clock is 'fast'; give MHz between 100 and 10000"),
         (["predict", "fa2", *SHAPE, "--clock", "1"], "clock is 1.0; give MHz between 100 and 10000"),
         (["predict", "fa2", *SHAPE, "--clock", "nan"], "clock is nan; give MHz between 100 and 10000"),
