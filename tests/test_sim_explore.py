@@ -333,7 +333,8 @@ def test_a_dask_scheduler_that_is_not_there_is_a_sentence(monkeypatch: pytest.Mo
 # --- files ---
 
 
-def test_the_file_has_rows_and_provenance(tmp_path: Path, grid: list[Row]) -> None:
+def test_the_file_has_rows_and_provenance(tmp_path: Path, grid: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/flashsim", "explore", "fa2", "--vary", "a=1 2"])
     out = tmp_path / "sweep.parquet"
     found = answer(*VARIED, "-o", str(out))
     table = pq.read_table(out)
@@ -343,7 +344,7 @@ def test_the_file_has_rows_and_provenance(tmp_path: Path, grid: list[Row]) -> No
     assert {"flashsim", "schedule", "fields", "gpu", "gpu_numbers", "problem", "clock", "vary"} <= identity.keys()
     assert (identity["schedule"], identity["gpu"], identity["problem"]["seqlen"]) == ("fa2", "h100", 256)
     assert metadata["flashsim.complete"] == "true"
-    assert metadata["flashsim.command"].startswith("flashsim")
+    assert metadata["flashsim.command"] == "flashsim explore fa2 --vary 'a=1 2'"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", metadata["flashsim.date"])
     assert [p.name for p in tmp_path.iterdir()] == ["sweep.parquet"]
 

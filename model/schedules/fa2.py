@@ -93,7 +93,7 @@ class FA2:
                 "i", Index(arg=trips), counts=counts, overhead=overhead, stall_cycles=profile.stall_cycles if profile else None
             ):
                 self._block(b, Index(arg=last, const=-1, loop="i", coef=-1), masked=phase == "masked")
-        self._epilogue(b, block_q, d)
+        epilogue(b)
         return (
             b.build(
                 tensors=tuple(qkv_tensors(attention, block_q, block_kv, e).values()),
@@ -135,15 +135,17 @@ class FA2:
             b.op("convert", writes="P", reads="S")
         b.op("mma", writes="Oacc", reads=("P", "Vs"), accumulate=True)
 
-    def _epilogue(self, b: Builder, block_q: int, d: int) -> None:
-        b.op("quad_sum", like="S")
-        b.op("divide", writes=("Oacc", "LSEout"), reads=("l", "m"))
-        b.op("convert", writes="Oout", reads="Oacc")
-        b.op("to_smem", writes="Oout.smem", reads="Oout")
-        b.op("barrier")
-        b.op("from_smem", writes="Oout", reads="Oout")
-        b.op("store", writes="O", reads="Oout", index=Index(arg="q_block"))
-        b.op("store", writes="LSE", reads="LSEout", index=Index(arg="q_block"))
+
+def epilogue(b: Builder) -> None:
+    """The deferred divide, then O through shared memory for whole-row stores, and LSE."""
+    b.op("quad_sum", like="S")
+    b.op("divide", writes=("Oacc", "LSEout"), reads=("l", "m"))
+    b.op("convert", writes="Oout", reads="Oacc")
+    b.op("to_smem", writes="Oout.smem", reads="Oout")
+    b.op("barrier")
+    b.op("from_smem", writes="Oout", reads="Oout")
+    b.op("store", writes="O", reads="Oout", index=Index(arg="q_block"))
+    b.op("store", writes="LSE", reads="LSEout", index=Index(arg="q_block"))
 
 
 def check_forward(name: str, attention: Attention) -> None:

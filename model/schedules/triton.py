@@ -19,6 +19,7 @@ from ..gpu import GPU
 from ..profiles import TYPICAL
 from ..program import Index, Program
 from ..schedule import Builder
+from .fa2 import epilogue
 from .grid import qkv_tensors
 from .triton_tiles import MMA, TCGEN05, TritonTile, grid, registers, tile
 from .triton_tmem import lower_tmem
@@ -167,11 +168,4 @@ def _softmax(b: Builder, first: Index, masked: bool) -> None:
 def _epilogue(b: Builder, t: TritonTile) -> None:
     if t.instruction != MMA:
         b.op("mma_wait", arg=0)
-    b.op("quad_sum", like="S")
-    b.op("divide", writes=("Oacc", "LSEout"), reads=("l", "m"))
-    b.op("convert", writes="Oout", reads="Oacc")
-    b.op("to_smem", writes="Oout.smem", reads="Oout")
-    b.op("barrier")
-    b.op("from_smem", writes="Oout", reads="Oout")
-    b.op("store", writes="O", reads="Oout", index=Index(arg="q_block"))
-    b.op("store", writes="LSE", reads="LSEout", index=Index(arg="q_block"))
+    epilogue(b)
