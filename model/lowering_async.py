@@ -15,7 +15,8 @@ MMA_WARPGROUP_ROWS = 64
 def tma_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     """``copies`` bulk copies of a tile, counted by mbarrier ``barrier`` at the stage of ``ring``.
 
-    ``ctas``: the barrier counts this many CTAs' parts of the tile, of which this buffer is one.
+    ``ctas``: the barrier counts this many CTAs' parts of the tile, of which this buffer is one. ``multicast``: each of so many
+    CTAs of a cluster copies its part of the tile to all of them. ``to``: as in :func:`mbarrier_arrive`.
     """
     size = buffers[s.writes[0]].size_bytes * int(s.attrs.get("ctas", 1))
     emit.issue(
@@ -28,7 +29,10 @@ def tma_store(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps:
 
 
 def mbarrier_expect(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """One arrival and the bytes of the tiles named in ``of`` (or ``bytes``)."""
+    """One arrival and the bytes of the tiles named in ``of`` (or ``bytes``).
+
+    ``leader``: only the cluster's first CTA does it, for the tiles of ``each`` CTAs, of which a timing of one sees its own.
+    """
     emit.issue("control", 1)
     size = expected_bytes(s, buffers) * int(s.attrs.get("ctas", 1))
     emit.order("mbarrier_arrive", s.attrs["barrier"], s.attrs["ring"], count=1, total_bytes=size)
@@ -39,10 +43,18 @@ def expected_bytes(s: Statement, buffers: Mapping[str, Buffer]) -> int:
 
 
 def mbarrier_arrive(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """``products``: when all that the warp has issued to the tensor cores so far is done (tcgen05.commit)."""
+    """``products``: when all that the warp has issued to the tensor cores so far is done (tcgen05.commit).
+
+    ``to``: the barrier of that name in "all" CTAs of the cluster, in its "leader" (the first), or in the "peer" (the other one).
+    """
     emit.issue("control", 1)
     arg = 1 if s.attrs.get("products") else -1
-    emit.order("mbarrier_arrive", s.attrs["barrier"], s.attrs["ring"], count=int(s.attrs.get("count", 1)), arg=arg)
+    emit.order("mbarrier_arrive", s.attrs["barrier"], s.attrs["ring"], count=arrivals(s), arg=arg)
+
+
+def arrivals(s: Statement) -> int:
+    """Arrivals of one warp; where ``ctas`` CTAs arrive, a timing of one counts those of the others, in step, as well."""
+    return int(s.attrs.get("count", 1)) * int(s.attrs.get("ctas", 1))
 
 
 def mbarrier_wait(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

@@ -83,8 +83,10 @@ _ROWS = (
     _op("stmatrix", "lsu, SMEM", lowering_async.stmatrix, meaning.copy, "PTX stmatrix.x4"),
     _op("fence_async", "-", lowering_async.control, meaning.nothing, "PTX fence.proxy.async"),
     _op("setmaxnreg", "-", lowering_async.control, meaning.nothing, "PTX setmaxnreg"),
+    _op("cluster_sync", "-", lowering.silent, meaning.nothing, "PTX barrier.cluster.arrive and wait"),
     _op("umma", "tensor, SMEM, TMEM", lowering_tmem.product, meaning.mma, "PTX tcgen05.mma", "an mbarrier (tcgen05.commit)"),
     _op("tmem_alloc", "TMEM", lowering_tmem.tmem_alloc, meaning.nothing, "PTX tcgen05.alloc"),
+    _op("tmem_free", "TMEM", lowering.silent, meaning.nothing, "PTX tcgen05.dealloc"),
     _op("tmem_load", "TMEM", lowering_tmem.tmem_load, meaning.copy, "PTX tcgen05.ld.32x32b.x16", "tcgen05.wait::ld"),
     _op("tmem_store", "TMEM", lowering_tmem.tmem_store, meaning_tmem.copy_whole, "PTX tcgen05.st.32x32b.x16", "tcgen05.wait::st"),
     _op("lane_max", "TMEM, alu", lowering_tmem.row_max, meaning_tmem.lane_max, "FA4 sec. 3.1 (one thread a row)"),
@@ -99,6 +101,7 @@ _ROWS = (
     _op("end", "-", lowering.silent, meaning.nothing, "structure"),
     _op("when", "-", lowering.silent, meaning.nothing, "structure"),
     _op("end_when", "-", lowering.silent, meaning.nothing, "structure"),
+    _op("ending", "-", lowering.silent, meaning.nothing, "structure"),
 )
 
 OPS: dict[str, Op] = {op.name: op for op in _ROWS}

@@ -291,7 +291,7 @@ class Program:
         return depth
 
     def walk(self, tile: int, role: int = 0) -> Iterator[tuple[Statement, dict[str, int], dict[str, int]]]:
-        """Yield (statement, tile arguments, loop counters) in program order for one tile and one role."""
+        """Yield (statement, tile arguments, loop counters) in program order for one tile and one role, up to its ``ending``."""
         args = self.tiles.row(tile)
         loops: dict[str, int] = {}
         stack: list[tuple[int, str, int]] = []
@@ -320,9 +320,17 @@ class Program:
                 if s.index.value(args, loops) < 0:
                     pc = ends[pc] + 1
                     continue
+            elif s.kind == "ending":
+                return
             elif s.kind != "end_when":
                 yield s, args, loops
             pc += 1
+
+    def ending(self, role: int) -> tuple[Statement, ...]:
+        """What a role does once, after its CTA's last tile."""
+        body = [s for s in self.statements if s.role == role]
+        after = [i + 1 for i, s in enumerate(body) if s.kind == "ending"]
+        return tuple(body[after[0] :]) if after else ()
 
     def instruction_counts(self, tile: int) -> dict[str, int]:
         """Warp instructions that one CTA issues for ``tile``, by instruction name."""

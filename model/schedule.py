@@ -60,6 +60,7 @@ class Builder:
         self.rings: dict[str, Ring] = {}
         self.roles: list[Role] = [Role(name=role, warps=warps, registers=registers, start=0)] if warps else []
         self.single = bool(warps)
+        self.leading = False
 
     # --- roles, buffers, barriers ---
 
@@ -116,6 +117,7 @@ class Builder:
             raise ValueError(f"op {kind!r} is unknown; the vocabulary is {', '.join(OPS)}")
         writes = (writes,) if isinstance(writes, str) else writes
         reads = (reads,) if isinstance(reads, str) else reads
+        attrs |= {"leader": True} if self.leading else {}
         role = max(0, len(self.roles) - 1)
         self.statements.append(Statement(kind=kind, role=role, writes=writes, reads=reads, index=index, attrs=attrs))
         OPS[kind].lower(self, self.statements[-1], self.buffers, self.warps)
@@ -169,6 +171,22 @@ class Builder:
         yield
         self.op("end_when")
         self.rows.code[start][JUMP] = len(self.rows)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Ops that a warp does once, after its CTA's last tile. They are ordered, not timed: they wait for what other warps and
+        other CTAs do last, and a CTA's time is that of its last warp anyway."""
+        self.op("ending")
+        start = len(self.rows)
+        yield
+        del self.rows.code[start:]
+
+    @contextmanager
+    def leader(self) -> Iterator[None]:
+        """Ops that only the first CTA of a cluster does; a timing follows that one."""
+        self.leading = True
+        yield
+        self.leading = False
 
     @contextmanager
     def interleaved(self) -> Iterator[None]:

@@ -37,6 +37,11 @@ def budgets(program: Program, gpu: GPU) -> Iterator[Finding]:
             program, f"{program.name} needs {program.tmem_columns} columns of tensor memory; an SM has {TMEM_COLUMNS}:"
             " use smaller tiles or let tiles share columns",
         )  # fmt: skip
+    if len(program.tiles) % program.cluster:
+        yield _over(
+            program, f"{program.name} runs in clusters of {program.cluster} CTAs and has {len(program.tiles)} tiles: make their"
+            " number a multiple, or set no cluster",
+        )  # fmt: skip
     if program.launch_registers:
         yield from _pool(program)
 

@@ -65,14 +65,16 @@ class Event:
 class Warp:
     """One warp of a role, or (``weight`` > 1) all its further ones, which run the same code at their own pace.
 
-    Two of a role are enough: what two of its warps can do to each other, these two can.
+    Two of a role are enough: what two of its warps can do to each other, these two can. ``rank``: its CTA's in the cluster;
+    ``of_cta``: how sentences name that.
     """
 
-    def __init__(self, role: int, of: Role, lead: bool, places: Places) -> None:
-        self.role, self.name = role, of.name
+    def __init__(self, role: int, of: Role, lead: bool, places: Places, *, rank: int = 0, of_cta: str = "") -> None:
+        self.role, self.name, self.rank = role, of.name, rank
+        self.who = of.name + of_cta
         self.weight = 1 if lead else of.warps - 1
         rest = "warp 1" if of.warps == 2 else f"warps 1-{of.warps - 1}"
-        self.label = of.name if of.warps == 1 else f"{of.name} {'warp 0' if lead else rest}"
+        self.label = (of.name if of.warps == 1 else f"{of.name} {'warp 0' if lead else rest}") + of_cta
         self.shared = of.warps > 1
         self.own = places.new()
         self.agents = {WARP: self.own, MMA: places.new(), CP_ASYNC: places.new(), BULK: places.new()}
@@ -145,11 +147,14 @@ class Mbarrier:
     stage: int | None
     count: int
     place: int
+    rank: int = 0
+    of_cta: str = ""
     pending: int = 0
     due: int = 0
     completed: int = 0
     gathered: Knowledge | None = None
     arrivals: list[tuple[At, int]] = field(default_factory=list)
+    copied: set[Warp] = field(default_factory=set)  # whose bytes have come in this phase
     released: list[Knowledge] = field(default_factory=list)
     passes: dict[Warp, tuple[int, int, At]] = field(default_factory=dict)
 
@@ -158,7 +163,7 @@ class Mbarrier:
 
     @property
     def label(self) -> str:
-        return self.name if self.stage is None else f"{self.name}[{self.stage}]"
+        return (self.name if self.stage is None else f"{self.name}[{self.stage}]") + self.of_cta
 
     @property
     def open_bytes(self) -> bool:
@@ -175,17 +180,19 @@ class Mbarrier:
         self.completed += 1
         self.gathered[0][self.place] = self.completed
         self.released.append(self.gathered)
-        self.gathered, self.pending, self.arrivals = None, self.count, []
+        self.gathered, self.pending, self.arrivals, self.copied = None, self.count, [], set()
         return self.released[-1]
 
 
 @dataclass(eq=False, slots=True)
 class Named:
-    """A named barrier of the CTA: ``count`` warps complete it, then it begins anew."""
+    """A named barrier of the CTA, or the barrier of a cluster: ``count`` warps complete it, then it begins anew."""
 
     name: str
     count: int
     place: int
+    rank: int = 0
+    of_cta: str = ""
     completed: int = 0
     arrived: int = 0
     gathered: Knowledge | None = None
@@ -196,7 +203,7 @@ class Named:
 
     @property
     def label(self) -> str:
-        return self.name
+        return self.name + self.of_cta
 
     def lacks(self) -> str:
         return f"{self.arrived} of {self.count} warps"

@@ -17,6 +17,8 @@ KINDS = {
     "missing proxy fence": 1,
     "named barrier": 1,
     "unfinished at exit": 1,
+    "early remote access": 1,
+    "late remote access": 1,
     "write before write": 2,
     "phase": 2,
     "early arrival": 2,
@@ -26,7 +28,8 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One op as one warp runs it: ``loops`` are the loop counters, so they name the K/V block."""
+    """One op as one warp runs it: ``loops`` are the loop counters, so they name the K/V block; ``warps`` names it, and its CTA
+    where there are several."""
 
     role: str
     warps: str

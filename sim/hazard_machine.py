@@ -1,63 +1,56 @@
 """Follows a Program's statements role by role, for a few tiles, and keeps book of who knows what.
 
-Each warp is a coroutine that runs until it waits for something that has not happened. One order of running them is enough: a
-hazard is an access that the clocks do not order, whatever came first here.
+The CTAs of a cluster are followed together. Each warp is a coroutine that runs until it waits for something that has not
+happened. One order of running them is enough: a hazard is an access that the clocks do not order, whatever came first here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from ..model.lowering_async import expected_bytes
 from ..model.program import Statement
-from .hazard_clocks import At, Event, Mbarrier, Named, Places, Warp, joined
+from . import hazard_mbarriers
+from .hazard_clocks import At, Event, Mbarrier, Named, Warp, joined
+from .hazard_cta import Remote, cluster
 from .hazard_findings import Finding, Order
 from .hazard_memory import OVERWRITE, WRITE_EARLY, Cell, Memory, Operand, Record
 from .hazard_ops import BULK, EFFECTS, GENERIC, MBARRIER, MMA, WARP, Effect
-from .hazard_script import BLOCKING, Script
-from .hazard_words import barrier_name, byte_sentence, deadlock_finding, race_sentence, responsible, too_soon
+from .hazard_script import TOUCHING, Plan, Script
+from .hazard_words import barrier_name, deadlock_finding, race_sentence, responsible, too_soon
 
 #: Ops of one run that are followed at most, and findings after which a run ends.
 LIMIT, ENOUGH = 200_000, 8
 
 Blocking = Iterator[None]
-ACTING = ("deliver", "posted", "close", "drain", "announce", "expect", "arrive", "fence", "advance")
+#: Steps of an op (hazard_ops.Effect.step): methods of the machine, and what hazard_mbarriers does.
+ACTING = ("posted", "close", "drain", "announce", "fence", "advance")
+AT_MBARRIERS = ("deliver", "expect", "arrive")
 #: By the ids of two statements and what they meet in: their order, and the statement that the later one owes it to.
 Orders = dict[tuple[int, int, str], tuple[Order, Statement | None]]
 
 
 class Machine:
-    """One CTA that runs ``tiles`` one after the other. ``backwards``: take the warps in the other order."""
+    """A CTA that runs ``tiles`` one after the other, or a cluster whose CTAs share each so many of the grid's: number i of
+    ``tiles`` means tiles i * cluster to (i + 1) * cluster - 1. ``backwards``: take the warps in the other order."""
 
     def __init__(self, script: Script, tiles: Sequence[int], *, backwards: bool = False, enough: int = ENOUGH) -> None:
         self.script, self.program, self.tiles, self.enough = script, script.program, tiles, enough
-        program, places = script.program, Places()
-        self.warps = [
-            Warp(number, role, lead, places)
-            for number, role in enumerate(program.roles)
-            for lead in ((True, False) if role.warps > 1 else (True,))
-        ]
-        self.mbarriers: dict[str, list[Mbarrier]] = {}
-        self.named: dict[str, Named] = {}
-        for b in program.barriers:
-            if b.kind == "mbarrier":
-                shown = b.stages > 1
-                self.mbarriers[b.name] = [
-                    Mbarrier(b.name, i if shown else None, b.count, places.new()) for i in range(b.stages)
-                ]
-            else:
-                self.named[b.name] = Named(b.name, b.count, places.new())
-        for warp in self.warps:
-            warp.begin(places.size, tuple(ring.name for ring in program.rings))
-        self.buffers = {b.name: b for b in program.buffers}
+        self.ctas = cluster(script.program)
+        self.warps = [warp for cta in self.ctas for warp in cta.warps]
+        self.buffers = {b.name: b for b in script.program.buffers}
         self.memory = Memory(self._race)
         self.findings: dict[tuple[Any, ...], Finding] = {}
-        self.landing = (0, 0)
+        self.landing: dict[int, tuple[int, int]] = {}  # by CTA: the phase of an mbarrier that counts a copy's bytes
         self.open_exchanges: dict[Warp, list[At]] = {warp: [] for warp in self.warps}
         self.order = self.warps[::-1] if backwards else self.warps
-        self.blocking: dict[str, Callable[[At], Blocking]] = {name: getattr(self, f"_{name}") for name in BLOCKING}
+        self.blocking: dict[str, Callable[[At], Blocking]] = {
+            "wait": partial(hazard_mbarriers.wait, self), "sync": self._sync, "exchange": self._exchange,
+            "allocate": self._allocate,
+        }  # fmt: skip
         self.acting: dict[str, Callable[[At], None]] = {name: getattr(self, f"_{name}") for name in ACTING}
+        self.acting |= {name: partial(getattr(hazard_mbarriers, name), self) for name in AT_MBARRIERS}
 
     @property
     def followed(self) -> int:
@@ -87,43 +80,67 @@ class Machine:
 
     def _life(self, warp: Warp) -> Iterator[None]:
         """A persistent warp goes on with its next tile after its ``tile`` op, or from its beginning where it has none."""
-        for number, tile in enumerate(self.tiles):
+        tile = 0
+        for number, share in enumerate(self.tiles):
+            tile = share * len(self.ctas) + warp.rank
             skip = number > 0 and self.script.again[warp.role]
-            for plan, loops in self.script.steps(tile, warp.role):
+            for plan, loops in self.script.steps(tile, warp.role, warp.rank):
                 if skip:
                     skip = plan.statement.kind != "tile"
                     continue
-                warp.followed += 1
-                at = At(warp, tile, plan.statement, loops)
-                if plan.blocks:
-                    yield from self.blocking[plan.effect.step](at)
-                elif plan.effect.step:
-                    self.acting[plan.effect.step](at)
-                for operand in plan.plain:
-                    if operand.memory not in warp.written:
-                        if not operand.writes:
-                            self._touch(at, plan.effect, operand)
-                        warp.written.add(operand.memory)
-                if plan.effect.step != "exchange":
-                    for operand in plan.operands:
-                        self._touch(at, plan.effect, operand)
-                if plan.read:
-                    warp.drain(BULK, 0, warp.note(at))
+                yield from self._do(At(warp, tile, plan.statement, loops), plan)
+        for plan, loops in self.script.last(warp.role, warp.rank):
+            yield from self._do(At(warp, tile, plan.statement, loops), plan)
+
+    def _do(self, at: At, plan: Plan) -> Blocking:
+        warp = at.warp
+        warp.followed += 1
+        if plan.blocks:
+            yield from self.blocking[plan.effect.step](at)
+        elif plan.effect.step:
+            self.acting[plan.effect.step](at)
+        for operand in plan.plain:
+            if operand.memory not in warp.written:
+                if not operand.writes:
+                    self._touch(at, plan.effect, operand)
+                warp.written.add(operand.memory)
+        if plan.effect.step not in TOUCHING:
+            for operand in plan.operands:
+                self._touch(at, plan.effect, operand)
+        if plan.read:
+            warp.drain(BULK, 0, warp.note(at))
 
     def _touch(self, at: At, row: Effect, operand: Operand) -> None:
-        warp, agent = at.warp, row.agent
-        if agent == MBARRIER:
-            place, value = self.landing
-        elif agent == WARP:
-            place, value = warp.own, warp.clock[warp.own]
-        else:
-            place, value = warp.agents[agent], warp.closed[agent] + (agent != BULK)
-            warp.last[agent] = (value, at)
-        record = Record(
-            place, value, operand.extent, operand.tag, at, agent, operand.writes, row.proxy == GENERIC, operand.part
-        )
-        for cell in self.memory.of(operand, warp):
-            self.memory.touch(cell, record)
+        """A product of a CTA pair works on the tiles of both; a multicast copy puts its part of a tile into every CTA's."""
+        warp, agent, part = at.warp, row.agent, operand.part
+        spread = int(at.statement.attrs.get("multicast", 1))
+        everywhere = spread > 1 or (agent == MMA and at.statement.attrs.get("pair"))
+        if spread > 1:
+            part = (warp.rank / spread, (warp.rank + 1) / spread)
+        for rank in range(len(self.ctas)) if everywhere else (warp.rank,):
+            if agent == MBARRIER:
+                place, value = self.landing[rank] if rank in self.landing else next(iter(self.landing.values()))
+            elif agent == WARP:
+                place, value = warp.own, warp.clock[warp.own]
+            else:
+                place, value = warp.agents[agent], warp.closed[agent] + (agent != BULK)
+                warp.last[agent] = (value, at)
+                self.cross(at, rank, place, value, f"multiplies with tiles of CTA {rank}")
+            record = Record(place, value, operand.extent, operand.tag, at, agent, operand.writes, row.proxy == GENERIC, part)
+            for cell in self.memory.of(operand, warp, rank):
+                self.memory.touch(cell, record)
+
+    def cross(self, at: At, rank: int, place: int, value: int, what: str) -> None:
+        """Note what an op does to another CTA of its cluster, which must be there by then, and stay until it knows."""
+        if rank == at.warp.rank:
+            return
+        cta = self.ctas[rank]
+        if not at.warp.clock[cta.start]:
+            self.report(
+                "early remote access", f"{at.warp.who} {what} while nothing tells it that CTA {rank} has begun and initialised"
+                " its barriers: no cluster_sync comes before", at,
+            )  # fmt: skip
+        cta.remote[place, what] = Remote(place, value, at, what)
 
     # --- what a warp does alone ---
 
@@ -144,105 +161,10 @@ class Machine:
         """A TMA store is a group of its own; with ``wait="read"`` its warp goes on once it has read shared memory."""
         at.warp.closed[BULK] += 1
 
-    # --- mbarriers ---
-
-    def _instance(self, at: At) -> Mbarrier:
-        stages = self.mbarriers[at.statement.attrs["barrier"]]
-        return stages[at.warp.turns[at.statement.attrs["ring"]] % len(stages)]
-
-    def _turn(self, at: At) -> int:
-        """The phase that the warp's ring is at."""
-        return at.warp.turns[at.statement.attrs["ring"]] // len(self.mbarriers[at.statement.attrs["barrier"]])
-
-    def _arrive(self, at: At) -> None:
-        """With ``products``: once all products that the warp has issued are done."""
-        self._arrivals(at, int(at.statement.attrs.get("count", 1)), 0)
-
-    def _expect(self, at: At) -> None:
-        ctas = int(at.statement.attrs.get("ctas", 1))
-        self._arrivals(at, 1, expected_bytes(at.statement, self.buffers) * ctas)
-
-    def _arrivals(self, at: At, count: int, size: int) -> None:
-        warp, b = at.warp, self._instance(at)
-        warp.note(at, b.label, b.completed)
-        if warp.clock[b.place] < b.completed:
-            self.report(
-                "early arrival", f"an arrival at {b.label} may be counted in phase {b.completed - 1} or {b.completed}:"
-                f" nothing tells {warp.name} that phase {b.completed - 1} is over", at, self._passed(b), barrier=b,
-            )  # fmt: skip
-        given = warp.release(MMA if at.statement.attrs.get("products") else WARP)
-        left = count * warp.weight
-        if left > b.pending > 0 and left > count:
-            self.report(
-                "arrival count", f"phase {b.completed} of {b.label} is complete with {b.count} arrivals while {warp.name} still"
-                f" makes {left - b.pending} of the same op: its count is too small, or someone arrives too often", at, barrier=b,
-            )  # fmt: skip
-        b.due += size * warp.weight
-        while left > 0 and b.pending > 0:
-            taken = min(left, b.pending)
-            b.gathered = joined(b.gathered, (given[0][:], given[1][:]))
-            b.arrivals.append((at, taken))
-            b.pending -= taken
-            left -= taken
-            if b.pending == 0 and b.due == 0:
-                self._complete(b)
-        if left > 0:
-            sentence = f"{left} arrivals too many at {b.label} in phase {b.completed}, which waits for bytes"
-            self.report("arrival count", sentence, at, barrier=b)
-
-    def _passed(self, b: Mbarrier) -> At | None:
-        """Someone who has waited for the barrier."""
-        return next((at for _, _, at in b.passes.values()), None)
-
-    def _complete(self, b: Mbarrier) -> None:
-        phase = b.completed
-        knowledge = b.complete()
-        for warp, (passed, epoch, at) in b.passes.items():
-            if passed == phase - 1 and knowledge[0][warp.own] < epoch:
-                self.report(
-                    "phase", f"phase {phase} of {b.label} may complete before {warp.name} has passed its wait for phase {passed},"
-                    " which then does not see the change of parity", at, barrier=b, phase=passed,
-                )  # fmt: skip
-
-    def _deliver(self, at: At) -> None:
-        """The bytes of a TMA load, all at once; ``landing`` is the clock entry of the phase that counts them."""
-        b, turn = self._instance(at), self._turn(at)
-        at.warp.note(at, b.label, b.completed)
-        size = self.buffers[at.statement.writes[0]].size_bytes * int(at.statement.attrs.get("ctas", 1)) * at.warp.weight
-        self.landing = (b.place, b.completed + 1)
-        b.due -= size
-        if b.completed != turn or (b.pending == 0 and b.due < 0):
-            self.report("bytes", byte_sentence(b, turn, size), at, barrier=b, phase=turn)
-        if b.pending == 0 and b.due == 0:
-            self._complete(b)
-
-    def _wait(self, at: At) -> Blocking:
-        warp, b = at.warp, self._instance(at)
-        phase = self._turn(at) - bool(at.statement.attrs.get("previous", False))
-        if phase < 0:
-            return
-        if warp.clock[b.place] < phase:
-            self.report(
-                "phase", f"a wait for phase {phase} of {b.label} may pass on the stale phase {phase - 2} of the same parity:"
-                f" nothing tells {warp.name} that phase {phase - 1} is over", at, barrier=b, phase=phase,
-            )  # fmt: skip
-        warp.blocked = (at, b, phase)
-        while b.completed == phase:
-            yield
-        warp.blocked = None
-        if b.completed > phase + 1:
-            self.report(
-                "phase", f"{b.label} is {b.completed - phase - 1} phase on when {warp.name} waits for phase {phase}: the parity"
-                " is that of a phase that is not over", at, barrier=b, phase=phase,
-            )  # fmt: skip
-        if b.completed > phase:
-            warp.learn(b.released[phase], warp.note(at, b.label, phase))
-            b.passes[warp] = (phase, warp.clock[warp.own], at)
-
     # --- named barriers ---
 
     def _barrier_of(self, at: At) -> Named:
-        return self.named[barrier_name(at.statement)]
+        return self.ctas[at.warp.rank].named[barrier_name(at.statement)]
 
     def _announce(self, at: At) -> None:
         warp, b = at.warp, self._barrier_of(at)
@@ -250,7 +172,7 @@ class Machine:
         twice = [earlier for earlier, _ in b.arrivals if earlier.warp is warp]
         if warp.clock[b.place] < b.completed or twice:
             self.report(
-                "named barrier", f"{warp.name} arrives at {b.label} again while nothing tells it that the barrier's last"
+                "named barrier", f"{warp.who} arrives at {b.label} again while nothing tells it that the barrier's last"
                 f" completion is over ({b.lacks()}): one of the two arrivals stands in for a warp that has not come",
                 at, twice[0] if twice else None, barrier=b,
             )  # fmt: skip
@@ -288,15 +210,29 @@ class Machine:
                 self._touch(earlier, done.effect, done.operands[-3])
             self.open_exchanges[at.warp] = []
 
+    def _allocate(self, at: At) -> Blocking:
+        """A pair allocates its tensor memory together: either CTA's warp goes on once both have it (cta_group::2)."""
+        plan = self.script.plans[id(at.statement)]
+        for operand in plan.operands:
+            self._touch(at, plan.effect, operand)
+        if at.statement.attrs.get("pair"):
+            yield from self._sync(at)
+
     # --- the end ---
 
     def _leftovers(self) -> None:
         """Queues that nobody knows to be done, and phases that have begun."""
+        for cta in self.ctas:
+            for remote in cta.unknown():
+                self.report(
+                    "late remote access", f"CTA {cta.rank} may have ended when {remote.at.warp.who} {remote.what}: no warp of CTA"
+                    f" {cta.rank} waits for that", remote.at,
+                )  # fmt: skip
         for warp in self.warps:
             for agent, what in ((BULK, "a TMA store still reads shared memory"), (MMA, "its products are in flight")):
                 value, at = warp.last.get(agent, (0, None))
                 if max(each.clock[warp.agents[agent]] for each in self.warps) < value:
-                    self.report("unfinished at exit", f"the CTA ends while {what}: nothing waits for {warp.name}'s last", at)
+                    self.report("unfinished at exit", f"the CTA ends while {what}: nothing waits for {warp.who}'s last", at)
         for b in self.barriers():
             if isinstance(b, Mbarrier) and (b.pending != b.count or b.due):
                 at = b.arrivals[-1][0] if b.arrivals else None
@@ -304,7 +240,7 @@ class Machine:
                 self.report("arrival count", sentence, at, barrier=b)
 
     def barriers(self) -> list[Mbarrier | Named]:
-        return [*(b for stages in self.mbarriers.values() for b in stages), *self.named.values()]
+        return list(dict.fromkeys(b for cta in self.ctas for b in cta.barriers()))
 
     # --- findings ---
 
@@ -344,7 +280,7 @@ class Machine:
         out: Orders = {}
         for key, (earlier, record) in self.memory.ordered.items():
             event = record.at.warp.why(earlier.place, earlier.value)
-            ops = [f"{at.warp.name}: {at.site().op}" for at in (earlier.at, record.at, *([event.at] if event else []))]
+            ops = [f"{at.warp.who}: {at.site().op}" for at in (earlier.at, record.at, *([event.at] if event else []))]
             order = Order(earlier=ops[0], later=ops[1], buffer=key[2], by=ops[2] if event else "")
             out[key] = (order, event.at.statement if event else None)
         return out

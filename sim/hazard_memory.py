@@ -65,6 +65,7 @@ class Cell:
     name: str
     stage: int | None
     space: str
+    rank: int = 0
     writes: dict[tuple[int, str, str, Part], Record] = field(default_factory=dict)
     reads: dict[tuple[int, str, str, Part], Record] = field(default_factory=dict)
     valid: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
@@ -94,7 +95,7 @@ def operands(program: Program, statement: Statement) -> tuple[Effect, tuple[Oper
     if row.step == "exchange":  # through shared memory of its own: each warp stores its part, all read all
         name = f"exchange of {statement.writes[0]}"
         found += [_whole(name, "smem", ROWS, writes=True), _whole(name, "smem", WHOLE, writes=False)]
-    if statement.kind == "tmem_alloc":
+    if statement.kind in ("tmem_alloc", "tmem_free"):
         found.append(_whole(TENSOR_MEMORY, "tmem", WHOLE, writes=True))
     elif any(each.space == "tmem" for each in found) and any(s.kind == "tmem_alloc" for s in program.statements):
         found.insert(0, _whole(TENSOR_MEMORY, "tmem", ROWS, writes=False))
@@ -126,24 +127,25 @@ Report = Callable[[str, Cell, Record | None, Record], None]
 
 
 class Memory:
-    """All cells of a CTA. ``ordered`` keeps, per pair of ops that met in a cell, through what the later one knew."""
+    """All cells of a cluster's CTAs. ``ordered`` keeps, per pair of ops that met in a cell, through what the later one knew."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.cells: dict[tuple[str, int, Warp | None], Cell] = {}
+        self.cells: dict[tuple[str, int, int, Warp | None], Cell] = {}
         self.ordered: dict[tuple[int, int, str], tuple[Record, Record]] = {}
 
-    def of(self, operand: Operand, warp: Warp) -> Iterator[Cell]:
+    def of(self, operand: Operand, warp: Warp, rank: int) -> Iterator[Cell]:
+        """The cells that a warp's operand means in the CTA of this rank."""
         owner = warp if operand.space == "register" else None
         stages = range(operand.stages)
         if operand.ring is not None:
             turn = warp.turns[operand.ring] % operand.stages
             stages = range(turn, turn + 1)
         for stage in stages:
-            key = (operand.memory, stage, owner)
+            key = (operand.memory, stage, rank, owner)
             if key not in self.cells:
                 shown = stage if operand.stages > 1 else None
-                self.cells[key] = Cell(operand.memory, shown, operand.space)
+                self.cells[key] = Cell(operand.memory, shown, operand.space, rank)
             yield self.cells[key]
 
     def touch(self, cell: Cell, record: Record) -> None:
@@ -212,7 +214,7 @@ def _meet(a: Record, b: Record) -> bool:
         return False
     if a.extent == WHOLE or b.extent == WHOLE or a.at.warp is b.at.warp:
         return True
-    same_role = a.at.warp.role == b.at.warp.role
+    same_role = (a.at.warp.role, a.at.warp.rank) == (b.at.warp.role, b.at.warp.rank)
     if a.extent == b.extent == ROWS:
         return not same_role
     if a.extent == b.extent == SHARE:

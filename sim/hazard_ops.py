@@ -74,7 +74,8 @@ _ROWS: dict[str, Effect] = {
     "fragments": Effect(reads=(SHARE,)),
     "stmatrix": Effect(writes=(ROWS,)),
     "tmem_store": Effect(share="tiles"),
-    "tmem_alloc": Effect(),
+    "tmem_alloc": Effect(step="allocate"),
+    "tmem_free": Effect(),
     "transpose": Effect(reads=(SHARE,), writes=(SHARE,)),
     "cross_warp": Effect(step="exchange"),
     "cross_warp_tile": Effect(step="exchange"),
@@ -98,15 +99,18 @@ _ROWS: dict[str, Effect] = {
     "advance": Effect(step="advance"),
     "tile": Effect(),
     "setmaxnreg": Effect(),
+    "cluster_sync": Effect(step="sync"),
 }
 
 #: Every kind that a Program's statements may have, but for the structure (loop, when).
 EFFECTS: Mapping[str, Effect] = MappingProxyType(_ROWS | dict.fromkeys(_IN_ORDER, VECTOR))
 
-STRUCTURE = ("loop", "end", "when", "end_when")
+STRUCTURE = ("loop", "end", "when", "end_when", "ending")
 #: Ops that only order.
 ORDERING = tuple(
-    kind for kind, row in EFFECTS.items() if row.step and kind not in ("tma_load", "tma_store", "cross_warp", "cross_warp_tile")
+    kind
+    for kind, row in EFFECTS.items()
+    if row.step and kind not in ("tma_load", "tma_store", "cross_warp", "cross_warp_tile", "tmem_alloc")
 )
 
 

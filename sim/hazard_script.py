@@ -10,7 +10,9 @@ from .hazard_memory import Operand, operands
 from .hazard_ops import STRUCTURE, WARP
 
 SHORT = 20_000  # steps of a role in a tile that are kept
-BLOCKING = ("wait", "sync", "exchange")
+BLOCKING = ("wait", "sync", "exchange", "allocate")
+#: Steps that touch their operands themselves.
+TOUCHING = ("exchange", "allocate")
 
 
 class Plan:
@@ -54,18 +56,36 @@ class Script:
         for plan in self.plans.values():
             plan.set_apart(queued)
         self.again = [any(s.kind == "tile" for s in program.statements if s.role == i) for i in range(len(program.roles))]
-        self.known: dict[tuple[int, int], list[Step]] = {}
+        self.known: dict[tuple[int, int, bool], list[Step]] = {}
 
-    def steps(self, tile: int, role: int) -> Iterable[Step]:
-        """What ``role`` does in ``tile``: statements with their loop counters."""
-        key = (tile, role)
+    def steps(self, tile: int, role: int, rank: int) -> Iterable[Step]:
+        """What ``role`` does in ``tile`` in the cluster's CTA ``rank``: statements with their loop counters."""
+        key = (tile, role, rank == 0)
         if key not in self.known:
-            found = list(islice(self._walk(tile, role), SHORT))
+            found = list(islice(self._walk(tile, role, rank), SHORT))
             if len(found) == SHORT:
-                return self._walk(tile, role)
+                return self._walk(tile, role, rank)
             self.known[key] = found
         return self.known[key]
 
-    def _walk(self, tile: int, role: int) -> Iterator[Step]:
+    def last(self, role: int, rank: int) -> list[Step]:
+        """What it does after its CTA's last tile."""
+        return [(self.plans[id(s)], ()) for s in self.program.ending(role) if takes_part(s, rank)]
+
+    def _walk(self, tile: int, role: int, rank: int) -> Iterator[Step]:
         for statement, _, loops in self.program.walk(tile, role):
-            yield self.plans[id(statement)], tuple(loops.items())
+            if takes_part(statement, rank):
+                yield self.plans[id(statement)], tuple(loops.items())
+
+
+def takes_part(statement: Statement, rank: int) -> bool:
+    """Whether a cluster's CTA of this rank does what a statement says."""
+    return rank == 0 or not statement.attrs.get("leader")
+
+
+def reaches(statement: Statement, sender: int, receiver: int) -> bool:
+    """Whether an arrival or a copy that CTA ``sender`` makes is counted by the barrier in CTA ``receiver``."""
+    to = statement.attrs.get("to")
+    if to is None:
+        return sender == receiver or int(statement.attrs.get("multicast", 1)) > 1
+    return {"all": True, "leader": receiver == 0, "peer": sender != receiver}[to]

@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING
 
 from ..model.program import Program, Statement
 from .hazard_clocks import Mbarrier, Named, Warp
+from .hazard_cta import MEETINGS
 from .hazard_findings import Finding
 from .hazard_memory import NO_FENCE, OVERWRITE, READ_EARLY, UNWRITTEN, Cell, Record
 from .hazard_ops import BULK, CP_ASYNC, EFFECTS, MBARRIER, MMA, WARP
+from .hazard_script import reaches, takes_part
 
 if TYPE_CHECKING:
     from .hazard_machine import Machine
 
 Barrier = Mbarrier | Named
-ARRIVES = ("arrive", "expect", "announce", "sync", "deliver")
-WAITS = ("wait", "sync")
+ARRIVES = ("arrive", "expect", "announce", "sync", "allocate", "deliver")  # copies last
+WAITS = ("wait", "sync", "allocate")
 AGENT_NOUNS = {WARP: "earlier op", MMA: "product", CP_ASYNC: "cp.async", BULK: "TMA store", MBARRIER: "TMA load"}
 
 
 def barrier_name(statement: Statement) -> str:
     """The barrier that an ordering statement names; a CTA's own barriers are numbered."""
+    if statement.kind in MEETINGS:
+        return statement.kind
     name = statement.attrs.get("barrier")
     return name if isinstance(name, str) else f"bar{statement.attrs.get('arg', 0)}"
 
@@ -49,7 +53,7 @@ def responsible(machine: Machine, cell: Cell, earlier: Record, record: Record) -
     warp, other = record.at.warp, earlier.at.warp
     if other is warp:
         return None, None
-    buffer = machine.buffers.get(cell.name)
+    buffer, cta = machine.buffers.get(cell.name), machine.ctas[warp.rank]
     rings = {record.at.statement.attrs.get("ring"), buffer.ring if buffer else None} - {None}
     if earlier.tag or record.tag:
         rings = set()
@@ -58,16 +62,16 @@ def responsible(machine: Machine, cell: Cell, earlier: Record, record: Record) -
     score: dict[str, int] = {}
     for s in arrives + waits:
         name = barrier_name(s)
-        taking_part = name in machine.mbarriers or any(barrier_name(each) == name for each in waits)
+        taking_part = name in cta.mbarriers or any(barrier_name(each) == name for each in waits)
         points = 3 * any(barrier_name(each) == name for each in arrives) + 2 * any(barrier_name(each) == name for each in waits)
         score[name] = points + 3 * (s.attrs.get("ring") in rings) - 2 * (not taking_part)
     if not score:
         return None, None
     name = max(score, key=lambda each: score[each])
-    if name in machine.named:
-        return machine.named[name], machine.named[name].completed
+    if name in cta.named:
+        return cta.named[name], cta.named[name].completed
     ring = next(s.attrs["ring"] for s in arrives + waits if barrier_name(s) == name)
-    stages = machine.mbarriers[name]
+    stages = cta.mbarriers[name]
     turn = warp.turns[ring]
     return stages[turn % len(stages)], max(0, turn // len(stages) - (not earlier.writes or bool(earlier.tag)))
 
@@ -83,18 +87,20 @@ def too_soon(machine: Machine, earlier: Record, record: Record) -> bool:
         return True
     name, warp = barrier_name(earlier.at.statement), record.at.warp
     rings = [s.attrs["ring"] for s in _doing(machine.program, warp.role, WAITS) if barrier_name(s) == name]
-    return bool(rings) and earlier.value - 1 > warp.turns[rings[0]] // len(machine.mbarriers[name])
+    return bool(rings) and earlier.value - 1 > warp.turns[rings[0]] // len(machine.ctas[warp.rank].mbarriers[name])
 
 
-def _what(cell: Cell, tag: str) -> str:
-    name = tag or cell.name
-    return f"{name} stage {cell.stage}" if cell.stage is not None and not tag else name
+def _what(cell: Cell, record: Record) -> str:
+    """The tile that an access means, with its CTA where that is not the warp's."""
+    name = record.tag or cell.name
+    elsewhere = f" of CTA {cell.rank}" if cell.rank != record.at.warp.rank else ""
+    return (f"{name} stage {cell.stage}" if cell.stage is not None and not record.tag else name) + elsewhere
 
 
 def race_sentence(
     kind: str, cell: Cell, earlier: Record | None, record: Record, barrier: Barrier | None, phase: int | None
 ) -> str:
-    who, what = record.at.warp.label, _what(cell, record.tag)
+    who, what = record.at.warp.label, _what(cell, record)
     if earlier is None or kind == UNWRITTEN:
         instead = f"holds {' and '.join(sorted(cell.holds)) or cell.name} instead" if cell.holds else "nothing has written"
         return f"{who} reads {what}, which {instead}"
@@ -118,7 +124,7 @@ def race_sentence(
 def _why(cell: Cell, earlier: Record, record: Record, barrier: Barrier | None, phase: int | None) -> str:
     own = earlier.at.warp is record.at.warp
     if earlier.agent == MBARRIER and barrier is not None:
-        return f"the copy lands with {barrier.label} phase {phase}, for which {record.at.warp.name} has not waited"
+        return f"the copy lands with {barrier.label} phase {phase}, for which {record.at.warp.who} has not waited"
     if earlier.agent == MMA and own:
         return f"no mma_wait covers its product group {earlier.value}"
     if earlier.agent == CP_ASYNC and own:
@@ -146,11 +152,11 @@ def deadlock_finding(machine: Machine) -> Finding:
     cause = min(stuck, key=lambda each: _rank(machine, each))
     assert cause.blocked is not None
     at, barrier, phase = cause.blocked
-    wrong = isinstance(barrier, Mbarrier) and (barrier.open_bytes or barrier.due < 0)
+    wrong = _miscounted(program, warps, barrier)
     told: dict[str, None] = {}
     for warp in sorted(stuck, key=lambda each: each is not cause):
         assert warp.blocked is not None
-        told.setdefault(_waiting(program, warps, warp.name, warp.blocked[1], warp.blocked[2]))
+        told.setdefault(_waiting(warps, program, warp.who, warp.blocked[1], warp.blocked[2]))
     events = [str(event) for warp in warps for event in warp.log if warp.weight == 1]
     return Finding(
         kind="bytes" if wrong else "deadlock",
@@ -172,21 +178,39 @@ def _rank(machine: Machine, warp: Warp) -> tuple[bool | int, ...]:
     """
     assert warp.blocked is not None
     program, warps, barrier = machine.program, machine.warps, warp.blocked[1]
-    skewed = max(b.completed for b in machine.mbarriers.get(barrier.name, [barrier])) > barrier.completed + 1
+    stages: Sequence[Barrier] = machine.ctas[warp.rank].mbarriers.get(barrier.name, [barrier])  # type: ignore[assignment]
+    skewed = max(b.completed for b in stages) > barrier.completed + 1
     missing = _missing(program, warps, warp)
-    wrong = isinstance(barrier, Mbarrier) and (barrier.open_bytes or barrier.due < 0)
-    partial = any(at.warp.role != warp.role for at, _ in barrier.arrivals)
+    wrong = _miscounted(program, warps, barrier)
+    partial = any(at.warp.who != warp.who for at, _ in barrier.arrivals)
     ended = bool(missing) and all(each.ended for each in missing)
     circle = warp in _reached(program, warps, warp)
     return bool(missing), not wrong, not ended, not skewed, not circle, not partial, warp.followed
 
 
+def _miscounted(program: Program, warps: Sequence[Warp], barrier: Barrier) -> bool:
+    """Whether the bytes of the barrier's phase do not add up, and nobody who copies for it stands somewhere before its copy."""
+    if not isinstance(barrier, Mbarrier) or not (barrier.open_bytes or barrier.due < 0):
+        return False
+    return barrier.due < 0 or not _copying(program, warps, barrier)
+
+
+def _copying(program: Program, warps: Sequence[Warp], barrier: Barrier) -> list[Warp]:
+    """Those whose copies the barrier counts and who have not come to theirs in this phase."""
+    if not isinstance(barrier, Mbarrier) or not barrier.open_bytes:
+        return []
+    return [
+        warp for warp in warps if warp.blocked and warp not in barrier.copied and _arrivals(program, warp, barrier, ("deliver",))
+    ]
+
+
 def _missing(program: Program, warps: Sequence[Warp], warp: Warp) -> list[Warp]:
-    """Those who arrive at the barrier that ``warp`` waits for, and have not in this phase."""
+    """Those who arrive at the barrier that ``warp`` waits for, or copy for it, and have not in this phase."""
     assert warp.blocked is not None
     barrier = warp.blocked[1]
     here = {at.warp for at, _ in barrier.arrivals}
-    return [each for each in warps if each not in here and _arrivals(program, each.role, barrier.name)]
+    copying = _copying(program, warps, barrier)
+    return copying or [each for each in warps if each not in here and _arrivals(program, each, barrier)]
 
 
 def _reached(program: Program, warps: Sequence[Warp], warp: Warp) -> set[Warp]:
@@ -201,20 +225,29 @@ def _reached(program: Program, warps: Sequence[Warp], warp: Warp) -> set[Warp]:
     return found
 
 
-def _arrivals(program: Program, role: int, name: str) -> list[Statement]:
-    return [s for s in _doing(program, role, ARRIVES) if barrier_name(s) == name and _step(s) != "deliver"]
+def _arrivals(program: Program, warp: Warp, barrier: Barrier, steps: tuple[str, ...] = ARRIVES[:-1]) -> list[Statement]:
+    """The statements with which a warp arrives at a barrier (or copies for it), of its CTA or another."""
+    return [
+        s
+        for s in _doing(program, warp.role, steps)
+        if barrier_name(s) == barrier.name and takes_part(s, warp.rank)
+        and (barrier.name in MEETINGS or reaches(s, warp.rank, barrier.rank))
+    ]  # fmt: skip
 
 
-def _waiting(program: Program, warps: Sequence[Warp], who: str, barrier: Barrier, phase: int) -> str:
+def _waiting(warps: Sequence[Warp], program: Program, who: str, barrier: Barrier, phase: int) -> str:
     """One clause: "consumer0 waits for k_full[0] phase 1 (0 of 1 arrivals), where producer would arrive and waits for ..."."""
     reasons = []
-    for number, role in enumerate(program.roles):
-        arrived = any(at.warp.role == number for at, _ in barrier.arrivals)
-        if not _arrivals(program, number, barrier.name) or (role.name == who and arrived):
+    copying = {warp.who for warp in _copying(program, warps, barrier)}
+    for name in dict.fromkeys(warp.who for warp in warps):
+        same = [warp for warp in warps if warp.who == name]
+        arrived = any(at.warp.who == name for at, _ in barrier.arrivals)
+        if name not in copying and (not _arrivals(program, same[0], barrier) or (name == who and arrived)):
             continue
-        blocked = next((warp.blocked for warp in warps if warp.role == number and warp.blocked), None)
+        blocked = next((warp.blocked for warp in same if warp.blocked), None)
         now = f"waits for {blocked[1].label} phase {blocked[2]}" if blocked else "has ended"
-        reasons.append(f"{role.name} {'has arrived' if arrived else 'would arrive'} and {now}")
+        does = "would copy" if name in copying else "has arrived" if arrived else "would arrive"
+        reasons.append(f"{name} {does} and {now}")
     text = f"{who} waits for {barrier.label} phase {phase} ({barrier.lacks()})"
     return text + (f", where {' and '.join(reasons)}" if reasons else ", and nobody is left to arrive there")
 

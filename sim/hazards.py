@@ -1,9 +1,9 @@
 """Races, deadlocks and budgets of a schedule, whatever the timing: ``print(check(schedule, gpu, attention))``.
 
-A few of its tiles are followed op by op (:mod:`.hazard_machine`) while vector clocks keep who knows what (:mod:`.hazard_clocks`):
-one tile of each pattern of trip counts, and for a persistent kernel runs of several tiles, so that rings carry their phases on.
-An access is right when the clocks order it after every access it collides with (:mod:`.hazard_memory`); what an op does to
-memory is a table (:mod:`.hazard_ops`).
+A few of its tiles are followed op by op (:mod:`.hazard_machine`), a cluster's CTAs together, while vector clocks keep who knows
+what (:mod:`.hazard_clocks`): one tile of each pattern of trip counts, and for a persistent kernel runs of several tiles, so that
+rings carry their phases on. An access is right when the clocks order it after every access it collides with
+(:mod:`.hazard_memory`); what an op does to memory is a table (:mod:`.hazard_ops`).
 """
 
 from __future__ import annotations
@@ -98,24 +98,24 @@ def _follow(program: Program, gpu: GPU, orders: bool, enough: int) -> _Followed:
     found, script = list(budgets(program, gpu)), Script(program)
     tiles = ops = 0
     notes: list[str] = []
-    if program.cluster > 1:
-        notes.append(f"{program.name} runs in clusters of {program.cluster} CTAs; what they do to each other is not followed")
     known: Orders = {}
     for number, run in enumerate(runs(program)):
         if found:
             break
         machine = Machine(script, run, backwards=bool(number % 2), enough=enough)
         found += machine.run()
-        tiles, ops = tiles + len(run), ops + machine.followed
+        tiles, ops = tiles + len(run) * program.cluster, ops + machine.followed
         if machine.full:
-            notes.append(f"{program.name}: the first {LIMIT:,} ops from tile {run[0]} on were followed, not all")
+            first = run[0] * program.cluster
+            notes.append(f"{program.name}: the first {LIMIT:,} ops from tile {first} on were followed, not all")
         if orders:
             known = machine.orders() | known
     return _Followed(findings=sorted(found, key=lambda each: KINDS[each.kind]), tiles=tiles, ops=ops, notes=notes, orders=known)
 
 
 def runs(program: Program) -> list[list[int]]:
-    """Tiles to follow, a list a CTA, each taken by the warps in the other order than the one before.
+    """Tiles to follow, a list a CTA, each taken by the warps in the other order than the one before. In clusters number i stands
+    for as many tiles as a cluster has CTAs, from i times that on.
 
     Persistent: each pattern twice in a row, then on to the next and round to the first; and the same from the end. Otherwise a
     tile a CTA, the first and the last of each pattern.
@@ -135,8 +135,10 @@ def _patterns(program: Program) -> list[list[int]]:
     names = sorted(set(_arguments(program)))
     groups: dict[tuple[int, ...], list[int]] = {}
     columns = [program.tiles.column(name).tolist() for name in names]
-    for tile in range(len(program.tiles)):
-        groups.setdefault(tuple(min(column[tile], most) for column in columns), []).append(tile)
+    size = program.cluster
+    for share in range(len(program.tiles) // size):
+        tiles = range(share * size, (share + 1) * size)
+        groups.setdefault(tuple(min(column[tile], most) for tile in tiles for column in columns), []).append(share)
     found = [groups[key] for key in sorted(groups)]
     if len(found) > PATTERNS:
         half = PATTERNS // 2

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.lowering_async import expected_bytes
+from ..model.lowering_async import arrivals, expected_bytes
 from ..model.meaning import State
 from ..model.ops import OPS
 from ..model.program import Buffer, Program, Statement
@@ -190,7 +190,7 @@ class Worker:
             case "named_sync" | "named_arrive":
                 wait = self._named(s)
             case "mbarrier_arrive":
-                self._arrive(s, int(s.attrs.get("count", 1)))
+                self._arrive(s, arrivals(s))
             case "mbarrier_expect":
                 self._arrive(s, 1, expected_bytes(s, self.cta.buffers) * int(s.attrs.get("ctas", 1)))
             case "advance":

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..model.instructions import PIPES, Path
-from ..model.program import CODE_COLUMNS, Opcode, Program, Statement
+from ..model.program import CODE_COLUMNS, Opcode, Program
 from .engine import FIRST_PIPE, PATH, PORT, RESULT, Job, Run
 
 SUBPARTITIONS = 4
 STATEMENT = CODE_COLUMNS.index("statement")
+#: Statements that have no rows of their own and add nothing to others'.
+SILENT = ("loop", "end", "when", "end_when", "ending", "cluster_sync")
 
 #: Rows that block a warp and the name of the wait in a timeline, the longest kind first: where several rows lie between two
 #: statements of a warp, the gap is named by the first of these.
@@ -69,7 +71,7 @@ class UnitSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """``buffer`` was filled by ``producer`` and first read by the matrix product ``consumer``."""
+    """``buffer`` was filled by ``producer`` and first read, in its role, by ``consumer``."""
 
     buffer: str
     producer: Interval
@@ -150,7 +152,7 @@ def members(program: Program, statement: int) -> list[int]:
     owners = set(program.code[:, STATEMENT].tolist())
     out = [statement]
     for i in range(statement + 1, len(program.statements)):
-        if i in owners or program.statements[i].kind in ("loop", "end", "when", "end_when"):
+        if i in owners or program.statements[i].kind in SILENT:
             break
         out.append(i)
     return out
@@ -266,29 +268,55 @@ def _sweep(group: list[Interval], unit: int) -> Iterator[tuple[int, int, str, fl
         yield start, end, name, min(1.0, held / (end - start))
 
 
-def flows(program: Program, statements: list[Interval]) -> list[Flow]:
-    """One arrow per fill of a buffer in a CTA: from the first warp's load to the first statement that then reads it.
+LOADS, STORES = ("load", "tma_load"), ("store", "tma_store")
 
-    Fills that nothing reads (or whose reader was cut off) have no arrow.
+
+def flows(program: Program, statements: list[Interval]) -> list[Flow]:
+    """Arrows from each fill of a buffer in a CTA, at the first warp that loads it, to where each role first reads it.
+
+    A ring buffer's fills and reads are matched by its stages. Fills that nothing reads (or whose reader was
+    cut off) have no arrow.
     """
-    fills: dict[int, tuple[str, ...]] = {}
-    readers: dict[int, frozenset[str]] = {}
+    fills: dict[int, list[tuple[int, str]]] = {}
+    reads: dict[int, list[tuple[int, str]]] = {}
     for i in {x.statement for x in statements}:
-        inside: list[Statement] = [program.statements[j] for j in members(program, i)]
-        fills[i] = tuple(dict.fromkeys(b for s in inside if s.kind.startswith("load") for b in s.writes))
-        readers[i] = frozenset(b for s in inside if not s.kind.startswith(("load", "store")) for b in s.reads)
-    pending: dict[tuple[int, int, int, str], Interval] = {}
+        inside = [(j, program.statements[j]) for j in members(program, i)]
+        fills[i] = [(j, b) for j, s in inside if s.kind.startswith(LOADS) for b in s.writes]
+        reads[i] = [(j, b) for j, s in inside if not s.kind.startswith((*LOADS, *STORES)) for b in s.reads]
+    stages = {tile: _stages(program, tile) for tile in {x.tile for x in statements}}
+    pending: dict[tuple[int, int, int, str, int], tuple[Interval, set[int]]] = {}
     filled: set[tuple[int, int, int, int, int]] = set()
     out = []
     for x in statements:
-        for buffer in readers[x.statement]:
-            producer = pending.get((x.sm, x.slot, x.tile, buffer))
-            if producer is not None and x.start >= producer.end:
+        role, place = program.statements[x.statement].role, (x.sm, x.slot, x.tile)
+        for j, buffer in reads[x.statement]:
+            producer, served = pending.get((*place, buffer, stages[x.tile].get((j, x.trip, buffer), 0)), (None, set()))
+            if producer is not None and role not in served and x.start >= producer.end:
                 out.append(Flow(buffer=buffer, producer=producer, consumer=x))
-                del pending[x.sm, x.slot, x.tile, buffer]
-        visit = (x.sm, x.slot, x.tile, x.statement, x.trip)
+                served.add(role)
+        visit = (*place, x.statement, x.trip)
         if fills[x.statement] and visit not in filled:
             filled.add(visit)
-            for buffer in fills[x.statement]:
-                pending[x.sm, x.slot, x.tile, buffer] = x
+            for j, buffer in fills[x.statement]:
+                pending[(*place, buffer, stages[x.tile].get((j, x.trip, buffer), 0))] = (x, set())
+    return out
+
+
+def _stages(program: Program, tile: int) -> dict[tuple[int, int, str], int]:
+    """By statement, how often its role ran it for this tile before, and ring buffer: the stage that it means."""
+    rings = {b.name: (b.ring, b.stages) for b in program.buffers if b.ring is not None}
+    numbers = {id(s): i for i, s in enumerate(program.statements)}
+    out: dict[tuple[int, int, str], int] = {}
+    for role in range(len(program.roles)) if rings else ():
+        steps, trips = {ring.name: 0 for ring in program.rings}, dict[int, int]()
+        for s, _, _ in program.walk(tile, role):
+            i = numbers[id(s)]
+            trip = trips.get(i, 0)
+            trips[i] = trip + 1
+            if s.kind == "advance":
+                steps[s.attrs["ring"]] += 1
+            for name in (*s.reads, *s.writes):
+                if name in rings:
+                    ring, count = rings[name]
+                    out[i, trip, name] = steps[ring] % count
     return out

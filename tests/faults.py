@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.model.lowering_async import expected_bytes
+from flashsim.model.lowering_async import arrivals, expected_bytes
 from flashsim.model.program import CODE_COLUMNS, Opcode, Program, Role, Statement
 
 OPCODE, COUNT, ARG, BYTES, JUMP, STATEMENT, BARRIER, RING = (
@@ -158,7 +158,7 @@ def changed(program: Program, number: int, **attrs: Any) -> Program:
         if opcode == Opcode.MB_WAIT:
             row.columns[COUNT] = int(bool(new.attrs.get("previous", False)))
         elif opcode == Opcode.MB_ARRIVE:
-            row.columns[COUNT] = int(new.attrs.get("count", 1))
+            row.columns[COUNT] = arrivals(new)
             row.columns[BYTES] = expected_bytes(new, {b.name: b for b in program.buffers})
         elif opcode in (Opcode.WAIT_GROUP, Opcode.MMA_WAIT):
             row.columns[ARG] = int(new.attrs.get("arg", 0))

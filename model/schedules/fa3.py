@@ -2,7 +2,8 @@
 
 Shah et al. 2024 (arXiv 2407.08608). Ping-pong: named barriers let one warpgroup's products be issued before the other's, so that
 its softmax hides under them. Intra-warpgroup overlap: Q K^T of block j is issued before P V of block j - 1, whose time the first
-part of softmax uses. CTAs are persistent; where the tile count is even two neighbouring ones share K/V loads by multicast.
+part of softmax uses. CTAs are persistent; where the tile count is even two neighbouring ones share K/V loads by multicast: each
+copies half of a block to both, so that a stage is free when the consumers of both have released it to both.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..profiles import kernel_profile
 from ..program import Index, Program
 from ..schedule import Builder
 from .fa2 import check_counts
+from .fa3_producer import producer, rows, shared, start, transpose
 from .fa3_tiles import FA3Tile, check, grid, tensors, tile
 
 #: Exponentials of a block that a compiler puts beside P V where no binary was read: the median of the kernels in fa3.toml.
@@ -64,10 +66,10 @@ class FA3:
         b = Builder(name="fa3_fwd", registers=profile["registers"] if profile else share)
         _buffers(b, t, self.stages)
         with b.role("producer", warps=1, registers=t.producer_registers):
-            _producer(b, t)
+            producer(b, t, self.stages)
         if t.fp8:
             with b.role("transpose", warps=4, registers=t.producer_registers):
-                _transpose(b)
+                transpose(b, t)
         for w in range(t.groups):
             with b.role(f"consumer{w}", warps=4, registers=t.consumer_registers):
                 _Consumer(b, t, self, w, profile).write()
@@ -88,19 +90,20 @@ def _buffers(b: Builder, t: FA3Tile, stages: int) -> None:
     e = t.element
     rows = t.block_q // t.groups
     for name in ("k", "v"):
+        own = name == "v" and t.fp8  # V as transposed stays in the CTA
         b.ring(name, stages)
-        b.mbarrier(f"{name}_full", count=4 if name == "v" and t.fp8 else 1, stages=stages)
-        b.mbarrier(f"{name}_empty", count=4 * t.groups, stages=stages)
+        b.mbarrier(f"{name}_full", count=4 if own else 1, stages=stages)
+        b.mbarrier(f"{name}_empty", count=4 * t.groups * (1 if own else t.cluster), stages=stages)
         b.smem(f"{name.upper()}s", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e, stages=stages, ring=name)
     b.ring("q", 1)
     b.mbarrier("q_full", count=1)
     b.mbarrier("q_empty", count=4 * t.groups)
     b.ring("o", 1)
-    b.mbarrier("o_free", count=4 * t.groups)
+    b.mbarrier("o_free", count=4 * t.groups * t.cluster)
     if t.fp8:
         b.ring("vt", stages)
         b.mbarrier("vt_full", count=1, stages=stages)
-        b.mbarrier("vt_empty", count=4, stages=stages)
+        b.mbarrier("vt_empty", count=4 * t.cluster, stages=stages)
         b.smem("Vts", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e, stages=stages, ring="vt")
     for w in range(t.groups):
         b.smem(f"Qs{w}", rows=rows, cols=t.head_dim, bytes_per_element=e)
@@ -119,51 +122,6 @@ def _buffers(b: Builder, t: FA3Tile, stages: int) -> None:
     b.named_barrier("epilogue", warps=4 * t.groups)
 
 
-def _load(b: Builder, name: str, index: Index, copies: int) -> None:
-    ring, buffer, tensor = name.lower(), f"{name}s", name[0]
-    b.op("mbarrier_wait", barrier=f"{ring}_empty", ring=ring, previous=True)
-    b.op("mbarrier_expect", barrier=f"{ring}_full", ring=ring, of=(buffer,))
-    b.op("tma_load", writes=buffer, reads=tensor, index=index, barrier=f"{ring}_full", ring=ring, copies=copies)
-    b.op("advance", ring=ring)
-
-
-def _producer(b: Builder, t: FA3Tile) -> None:
-    """K of the last block, Q, then K_j with V_(j+1), and V_0: the order in which consumers ask for them."""
-    copies = max(1, t.head_dim // 64)
-    with b.when(Index(arg="n_blocks", const=-1)):
-        _load(b, "K", Index(arg="n_blocks", const=-1), copies)
-        b.op("mbarrier_wait", barrier="q_empty", ring="q", previous=True)
-        b.op("mbarrier_expect", barrier="q_full", ring="q", of=tuple(f"Qs{w}" for w in range(t.groups)))
-        for w in range(t.groups):
-            b.op("tma_load", writes=f"Qs{w}", reads="Q", index=_rows(t, w), barrier="q_full", ring="q", copies=1)
-        b.op("advance", ring="q")
-        b.op("mbarrier_wait", barrier="o_free", ring="o", previous=True)
-        b.op("advance", ring="o")
-        v = "Vt" if t.fp8 else "V"
-        with b.loop("i", Index(arg="n_blocks", const=-1)):
-            _load(b, "K", Index(arg="n_blocks", const=-2, loop="i", coef=-1), copies)
-            _load(b, v, Index(arg="n_blocks", const=-1, loop="i", coef=-1), copies)
-        _load(b, v, Index(), copies)
-
-
-def _transpose(b: Builder) -> None:
-    """FP8: the tensor cores take V only with keys along rows, so the producer's warpgroup transposes each block."""
-    with b.loop("i", Index(arg="n_blocks")):
-        b.op("mbarrier_wait", barrier="vt_full", ring="vt")
-        b.op("mbarrier_wait", barrier="v_empty", ring="v", previous=True)
-        b.op("transpose", writes="Vs", reads="Vts")
-        b.op("fence_async")
-        b.op("mbarrier_arrive", barrier="v_full", ring="v")
-        b.op("advance", ring="v")
-        b.op("mbarrier_arrive", barrier="vt_empty", ring="vt")
-        b.op("advance", ring="vt")
-
-
-def _rows(t: FA3Tile, w: int) -> Index:
-    """Warpgroup ``w``'s rows of the tile, as a block of block_q / groups rows."""
-    return Index(arg="q_block", arg_coef=t.groups, const=w)
-
-
 class _Consumer:
     """One consumer warpgroup: 64 rows of the tile."""
 
@@ -180,6 +138,7 @@ class _Consumer:
 
     def write(self) -> None:
         b, w = self.b, self.w
+        start(b, self.t)
         if self.pingpong and w == self.t.groups - 1:
             b.op("named_arrive", barrier="turn0")
         b.op("tile")
@@ -198,7 +157,7 @@ class _Consumer:
             self._last()
         self._epilogue()
         with b.when(Index(arg="n_blocks", const=-1)):
-            b.op("mbarrier_arrive", barrier="o_free", ring="o")
+            b.op("mbarrier_arrive", barrier="o_free", ring="o", **shared(self.t))
             b.op("advance", ring="o")
 
     # --- pieces ---
@@ -215,7 +174,8 @@ class _Consumer:
         self.b.op("mbarrier_wait", barrier=f"{ring}_full", ring=ring)
 
     def _release(self, ring: str) -> None:
-        self.b.op("mbarrier_arrive", barrier=f"{ring}_empty", ring=ring)
+        to = {} if ring == "v" and self.t.fp8 else shared(self.t)
+        self.b.op("mbarrier_arrive", barrier=f"{ring}_empty", ring=ring, **to)
         self.b.op("advance", ring=ring)
 
     def _qk(self, on: bool, scale: bool = False) -> None:
@@ -258,7 +218,7 @@ class _Consumer:
             self.b.op("fence_async")
 
     def _mask(self, j: Index) -> None:
-        self.b.op("mask", writes=f"S{self.w}", index=j, q_index=_rows(self.t, self.w))
+        self.b.op("mask", writes=f"S{self.w}", index=j, q_index=rows(self.t, self.w))
 
     def _first(self) -> None:
         """The tile's last K/V block: always masked; with overlap it is outside the turns and leaves its P V to the loop."""
@@ -373,7 +333,7 @@ class _Consumer:
                 b.op("stmatrix", writes=f"Vs.O{w}", reads=f"Oout{w}")
                 b.op("fence_async")
                 b.op("named_sync", barrier="epilogue")
-                b.op("tma_store", writes="O", reads=f"Vs.O{w}", index=_rows(self.t, w), wait="read")
-            b.op("store", writes="LSE", reads=f"LSE{w}", index=_rows(self.t, w), clipped=True)
+                b.op("tma_store", writes="O", reads=f"Vs.O{w}", index=rows(self.t, w), wait="read")
+            b.op("store", writes="LSE", reads=f"LSE{w}", index=rows(self.t, w), clipped=True)
         with b.when(Index(arg="n_blocks", arg_coef=-1)):  # no keys: no load to order O's way through V's buffer against
-            b.op("store", writes="O", reads=f"Oout{w}", index=_rows(self.t, w), clipped=True)
+            b.op("store", writes="O", reads=f"Oout{w}", index=rows(self.t, w), clipped=True)

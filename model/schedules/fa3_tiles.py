@@ -98,6 +98,11 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         cluster = 2 if even and not attention.causal and d >= 128 and (not fp8 or d == 192) else 1
     if cluster not in (1, 2):
         raise ValueError(f"fa3 has cluster={cluster}; it must be 1 or 2: change cluster")
+    if cluster == 2 and (attention.causal or ceil_div(attention.seqlen_q, block_q) % 2):
+        raise ValueError(
+            "fa3 has cluster=2, in which two neighbouring Q blocks share each K/V block: that takes an even number of Q blocks"
+            f" of {block_q} rows and no mask; set cluster=1"
+        )
     released = d >= 128 if fp8 else d <= 128
     return FA3Tile(
         head_dim=d,

@@ -3,13 +3,14 @@
 arXiv 2603.05451. Against FA3: S and O live in tensor memory, so that a single thread issues products and each Q tile of 128
 rows has a softmax warpgroup of its own, one thread a row; P takes the place of S, handed over in three quarters and one. A
 correction warpgroup rescales O, only where a row maximum grew by more than a threshold, and stores it at the end. Part of the
-exponentials run on the FMA pipe. Non-causal tiles run persistent, in CTA pairs that share each product.
+exponentials run on the FMA pipe. Non-causal tiles run persistent, in CTA pairs that share each product: the first CTA's MMA warp
+issues for both, its commits arrive in both, and it waits for what the loads and warpgroups of both send it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..program import Index, Program
 from ..schedule import Builder
 from .fa2 import check_counts
 from .fa4_softmax import Softmax
-from .fa4_tiles import LANES, FA4Tile, check, grid, rows, tensors, tile
+from .fa4_tiles import LANES, FA4Tile, both, check, grid, leader, rows, tensors, tile
 
 COUNTERS = ("fma", "alu", "xu", "lsu", "other")
 #: Share of P's columns that the first arrival promises (split_P_arrive).
@@ -61,21 +62,23 @@ class FA4:
         _buffers(b, t)
         for w in range(t.q_stages):
             with b.role(f"softmax{w}", warps=4, registers=softmax):
-                _enter(b)
+                _enter(b, t)
                 Softmax(b, t, w, profile).write()
+                _leave(b)
         with b.role("correction", warps=4, registers=correction):
-            _enter(b)
+            _enter(b, t)
             _Correction(b, t, profile).write()
+            _leave(b)
         with b.role("mma", warps=1, registers=other):
-            b.op("setmaxnreg")
-            b.op("tmem_alloc")
+            _start(b, t)
+            b.op("tmem_alloc", pair=t.pair)
             b.op("named_sync", barrier="tmem")
             _Products(b, t, profile).write()
         with b.role("epilogue", warps=1, registers=other):
-            b.op("setmaxnreg")
+            _start(b, t)
             _epilogue(b, t)
         with b.role("load", warps=1, registers=other):
-            b.op("setmaxnreg")
+            _start(b, t)
             _load(b, t)
         return (
             b.build(
@@ -105,12 +108,17 @@ def _buffers(b: Builder, t: FA4Tile) -> None:
         half = e / t.ctas
         b.smem(name, rows=t.block_kv, cols=t.head_dim, bytes_per_element=half, stages=t.kv_stages, ring=ring)
     b.named_barrier("tmem", warps=4 * t.q_stages + 5)
+    if t.pair:
+        b.ring("freed", 1)
+        b.mbarrier("freed", count=1)
     for w in range(t.q_stages):
         for ring in ("q", "s", "p", "stats", "stats_done", "o", "out"):
             b.ring(f"{ring}{w}", 1)
         for name in ("q_full", "q_empty", "s_full", "o_full", "out_empty"):
             b.mbarrier(f"{name}{w}", count=1)
-        for name in ("p_full", "p_full_last", "o_rescaled", "stats_full", "stats_empty", "out_full"):
+        for name in ("p_full", "p_full_last", "o_rescaled"):
+            b.mbarrier(f"{name}{w}", count=4 * t.ctas)
+        for name in ("stats_full", "stats_empty", "out_full"):
             b.mbarrier(f"{name}{w}", count=4)
         b.smem(f"Qs{w}", rows=LANES, cols=t.head_dim, bytes_per_element=e)
         b.smem(f"Os{w}", rows=LANES, cols=t.head_dim, bytes_per_element=2)
@@ -127,10 +135,23 @@ def _buffers(b: Builder, t: FA4Tile) -> None:
             b.registers_tile(f"{name}{w}", rows=LANES, cols=1)
 
 
-def _enter(b: Builder) -> None:
-    """Before its first tile: registers are traded, tensor memory is allocated."""
+def _start(b: Builder, t: FA4Tile) -> None:
+    """In a pair no CTA may signal the other before that one's barriers are initialised; then registers are traded."""
+    if t.pair:
+        b.op("cluster_sync")
     b.op("setmaxnreg")
+
+
+def _enter(b: Builder, t: FA4Tile) -> None:
+    """Before its first tile: tensor memory is allocated."""
+    _start(b, t)
     b.op("named_sync", barrier="tmem")
+
+
+def _leave(b: Builder) -> None:
+    """After its last tile: tensor memory is no longer used."""
+    with b.ending():
+        b.op("named_arrive", barrier="tmem")
 
 
 def _advance(b: Builder, *rings: str) -> None:
@@ -156,20 +177,31 @@ def _load(b: Builder, t: FA4Tile) -> None:
     _load_kv(b, t, "K", Index(arg="n_blocks", const=-1))
     for w in range(t.q_stages):
         b.op("mbarrier_wait", barrier=f"q_empty{w}", ring=f"q{w}", previous=True)
-        b.op("mbarrier_expect", barrier=f"q_full{w}", ring=f"q{w}", of=(f"Qs{w}",))
-        b.op("tma_load", writes=f"Qs{w}", reads="Q", index=rows(w), barrier=f"q_full{w}", ring=f"q{w}", copies=1)
+        _expect(b, t, f"q_full{w}", f"q{w}", f"Qs{w}", **({"each": 2} if t.pair else {}))
+        b.op("tma_load", writes=f"Qs{w}", reads="Q", index=rows(w), barrier=f"q_full{w}", ring=f"q{w}", copies=1, **leader(t))
         _advance(b, f"q{w}")
     _load_kv(b, t, "V", Index(arg="n_blocks", const=-1))
     with b.loop("i", Index(arg="n_blocks", const=-1)):
         for name in ("K", "V"):
             _load_kv(b, t, name, Index(arg="n_blocks", const=-2, loop="i", coef=-1))
+    if t.pair:
+        with b.ending():  # a CTA stays until the products of both have released the last stage, which is V's
+            _advance(b, *["v"] * (t.kv_stages - 2))
+            b.op("mbarrier_wait", barrier="kv_empty", ring="v", previous=True)
+
+
+def _expect(b: Builder, t: FA4Tile, barrier: str, ring: str, buffer: str, **of: int) -> None:
+    """The bytes of a tile; a pair's first CTA expects those of both."""
+    with b.leader() if t.pair else nullcontext():
+        b.op("mbarrier_expect", barrier=barrier, ring=ring, of=(buffer,), **of)
 
 
 def _load_kv(b: Builder, t: FA4Tile, name: str, index: Index) -> None:
     ring, buffer = name.lower(), "KV" if name == "K" else "KV.v"
     b.op("mbarrier_wait", barrier="kv_empty", ring=ring, previous=True)
-    b.op("mbarrier_expect", barrier="kv_full", ring=ring, of=(buffer,), ctas=t.ctas)
-    b.op("tma_load", writes=buffer, reads=name, index=index, barrier="kv_full", ring=ring, copies=2 // t.ctas, ctas=t.ctas)
+    where: dict[str, Any] = {"barrier": "kv_full", "ring": ring, "ctas": t.ctas, **leader(t)}
+    _expect(b, t, "kv_full", ring, buffer, ctas=t.ctas)
+    b.op("tma_load", writes=buffer, reads=name, index=index, copies=2 // t.ctas, **where)
     _advance(b, ring, ring)
 
 
@@ -187,6 +219,17 @@ class _Products:
         b, t = self.b, self.t
         _advance(b, "v", "v_done")
         b.op("tile")
+        with b.leader() if t.pair else nullcontext():
+            self._tile()
+        with b.ending():
+            b.op("named_sync", barrier="tmem")
+            if t.pair:  # the other CTA's products and accesses are over as well
+                b.op("mbarrier_arrive", barrier="freed", ring="freed", to="peer")
+                b.op("mbarrier_wait", barrier="freed", ring="freed")
+            b.op("tmem_free")
+
+    def _tile(self) -> None:
+        b, t = self.b, self.t
         for w in range(t.q_stages):
             b.op("mbarrier_wait", barrier=f"q_full{w}", ring=f"q{w}")
             if w == 0:
@@ -205,18 +248,18 @@ class _Products:
                     self._scores(w)
             self._release("k")
         for w in range(t.q_stages):
-            b.op("mbarrier_arrive", barrier=f"q_empty{w}", ring=f"q{w}", products=True)
+            self._commit(f"q_empty{w}", f"q{w}")
             _advance(b, f"q{w}")
         for w in range(t.q_stages):
             self._weighted(w, Index(arg="n_blocks", arg_coef=-1, const=1), counted=False)
-            b.op("mbarrier_arrive", barrier=f"o_full{w}", ring=f"o{w}", products=True)
+            self._commit(f"o_full{w}", f"o{w}")
             _advance(b, f"o{w}")
         self._release("v")
 
     def _scores(self, w: int) -> None:
         """S = Q K^T; the softmax warpgroup has read the last S, since P V of it was issued before."""
         self.b.op("umma", writes=f"S{w}", reads=(f"Qs{w}", "KV"), transpose_b=True, pair=self.t.pair)
-        self.b.op("mbarrier_arrive", barrier=f"s_full{w}", ring=f"s{w}", products=True)
+        self._commit(f"s_full{w}", f"s{w}")
         _advance(self.b, f"s{w}")
 
     def _weighted(self, w: int, first: Index, *, counted: bool) -> None:
@@ -230,7 +273,7 @@ class _Products:
             b.op("mbarrier_wait", barrier=f"p_full{w}", ring=f"p{w}")
             b.op("mbarrier_wait", barrier=f"o_rescaled{w}", ring=f"p{w}")
         with b.when(first):
-            b.op("zero", writes=f"O{w}", shape=(LANES, self.t.head_dim))
+            b.op("zero", writes=f"O{w}", shape=(LANES, self.t.head_dim), pair=self.t.pair)
         with _counted(b, phases, f"pv_first{w}"):
             b.op("umma", **product, share=(0.0, FIRST_PART))
         with _counted(b, phases, f"p2_wait{w}"):
@@ -241,8 +284,12 @@ class _Products:
 
     def _release(self, ring: str) -> None:
         """The stage is free when what was issued so far is done; K and V take turns in the ring."""
-        self.b.op("mbarrier_arrive", barrier="kv_empty", ring=f"{ring}_done", products=True)
+        self._commit("kv_empty", f"{ring}_done")
         _advance(self.b, ring, ring, f"{ring}_done", f"{ring}_done")
+
+    def _commit(self, barrier: str, ring: str) -> None:
+        """An arrival when what was issued so far is done; a pair's in both CTAs."""
+        self.b.op("mbarrier_arrive", barrier=barrier, ring=ring, products=True, **({"to": "all"} if self.t.pair else {}))
 
 
 # --- correction and epilogue ---
@@ -290,7 +337,7 @@ class _Correction:
         _advance(self.b, f"stats_done{w}")
 
     def _rescaled(self, w: int) -> None:
-        self.b.op("mbarrier_arrive", barrier=f"o_rescaled{w}", ring=f"p{w}")
+        self.b.op("mbarrier_arrive", barrier=f"o_rescaled{w}", ring=f"p{w}", **both(self.t))
         _advance(self.b, f"p{w}")
 
     def _block(self, *, taken: bool) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ..lowering_tmem import EMULATED_PAIR, emulated_until
 from ..program import Index
 from ..schedule import Builder
-from .fa4_tiles import LANES, FA4Tile, rows
+from .fa4_tiles import LANES, FA4Tile, both, rows
 
 #: Where no binary was read: the share of a row's exponentials before the correction warps are told, as in fa4.toml's loops.
 TOLD = 0.25
@@ -72,12 +72,12 @@ class Softmax:
             self._exponentials(0.0 if kind == "first" else told, most)
             self._sum(0.0, summed[0])
             self._store(0.0, FIRST_PARTS / PARTS)
-            b.op("mbarrier_arrive", barrier=f"p_full{w}", ring=f"p{w}")
+            b.op("mbarrier_arrive", barrier=f"p_full{w}", ring=f"p{w}", **both(self.t))
         with self._phase("exp_last"):
             self._exponentials(most, 1.0)
             self._sum(summed[0], summed[1])
             self._store(FIRST_PARTS / PARTS, 1.0)
-            b.op("mbarrier_arrive", barrier=f"p_full_last{w}", ring=f"p{w}")
+            b.op("mbarrier_arrive", barrier=f"p_full_last{w}", ring=f"p{w}", **both(self.t))
             b.op("advance", ring=f"p{w}")
         with self._phase("stats_wait"):
             b.op("advance", ring=f"stats{w}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -151,6 +151,16 @@ def tensors(attention: Attention, t: FA4Tile) -> tuple[Tensor, ...]:
     named = qkv_tensors(attention, LANES, t.block_kv, t.element)
     named |= {name: replace(named[name], multicast=t.ctas) for name in ("K", "V")}
     return tuple(named.values())
+
+
+def leader(t: FA4Tile) -> dict[str, str]:
+    """Of what a pair's CTAs send to the barriers of the first one, whose MMA warp waits for both."""
+    return {"to": "leader"} if t.pair else {}
+
+
+def both(t: FA4Tile) -> dict[str, Any]:
+    """Of an arrival that both CTAs of a pair make there."""
+    return {**leader(t), "ctas": t.ctas} if t.pair else {}
 
 
 def rows(stage: int) -> Index:

@@ -1,0 +1,84 @@
+"""FA3's producer: the warp that feeds the rings by TMA, in 8 bits with warps that transpose V, and what a cluster shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..program import Index
+from ..schedule import Builder
+from .fa3_tiles import FA3Tile
+
+
+def start(b: Builder, t: FA3Tile) -> None:
+    """In a cluster no CTA may signal another before that one's barriers are initialised."""
+    if t.cluster > 1:
+        b.op("cluster_sync")
+
+
+def shared(t: FA3Tile) -> dict[str, Any]:
+    """Of an arrival that every CTA of a cluster makes in all of them."""
+    return {"to": "all", "ctas": t.cluster} if t.cluster > 1 else {}
+
+
+def _load(b: Builder, t: FA3Tile, name: str, index: Index) -> None:
+    ring, buffer, tensor = name.lower(), f"{name}s", name[0]
+    multicast = {"multicast": t.cluster} if t.cluster > 1 else {}
+    copies = max(1, t.head_dim // 64)
+    b.op("mbarrier_wait", barrier=f"{ring}_empty", ring=ring, previous=True)
+    b.op("mbarrier_expect", barrier=f"{ring}_full", ring=ring, of=(buffer,))
+    b.op("tma_load", writes=buffer, reads=tensor, index=index, barrier=f"{ring}_full", ring=ring, copies=copies, **multicast)
+    b.op("advance", ring=ring)
+
+
+def producer(b: Builder, t: FA3Tile, stages: int) -> None:
+    """K of the last block, Q, then K_j with V_(j+1), and V_0: the order in which consumers ask for them."""
+    v = "Vt" if t.fp8 else "V"
+    if t.cluster > 1:
+        start(b, t)
+        b.op("tile")
+    with b.when(Index(arg="n_blocks", const=-1)):
+        _load(b, t, "K", Index(arg="n_blocks", const=-1))
+        b.op("mbarrier_wait", barrier="q_empty", ring="q", previous=True)
+        b.op("mbarrier_expect", barrier="q_full", ring="q", of=tuple(f"Qs{w}" for w in range(t.groups)))
+        for w in range(t.groups):
+            b.op("tma_load", writes=f"Qs{w}", reads="Q", index=rows(t, w), barrier="q_full", ring="q", copies=1)
+        b.op("advance", ring="q")
+        b.op("mbarrier_wait", barrier="o_free", ring="o", previous=True)
+        b.op("advance", ring="o")
+        with b.loop("i", Index(arg="n_blocks", const=-1)):
+            _load(b, t, "K", Index(arg="n_blocks", const=-2, loop="i", coef=-1))
+            _load(b, t, v, Index(arg="n_blocks", const=-1, loop="i", coef=-1))
+        _load(b, t, v, Index())
+    if t.cluster > 1:
+        _leave(b, t, stages)
+
+
+def _leave(b: Builder, t: FA3Tile, stages: int) -> None:
+    """A CTA stays until all that the other one sends it has come: its consumers give O's place back last, and in 8 bits the
+    warps that transpose V each stage of it (the released kernel waits for the stages of K and V as well)."""
+    with b.ending():
+        b.op("mbarrier_wait", barrier="o_free", ring="o", previous=True)
+        for _ in range(stages if t.fp8 else 0):
+            b.op("mbarrier_wait", barrier="vt_empty", ring="vt", previous=True)
+            b.op("advance", ring="vt")
+
+
+def transpose(b: Builder, t: FA3Tile) -> None:
+    """FP8: the tensor cores take V only with keys along rows, so the producer's warpgroup transposes each block."""
+    if t.cluster > 1:
+        start(b, t)
+        b.op("tile")
+    with b.loop("i", Index(arg="n_blocks")):
+        b.op("mbarrier_wait", barrier="vt_full", ring="vt")
+        b.op("mbarrier_wait", barrier="v_empty", ring="v", previous=True)
+        b.op("transpose", writes="Vs", reads="Vts")
+        b.op("fence_async")
+        b.op("mbarrier_arrive", barrier="v_full", ring="v")
+        b.op("advance", ring="v")
+        b.op("mbarrier_arrive", barrier="vt_empty", ring="vt", **shared(t))
+        b.op("advance", ring="vt")
+
+
+def rows(t: FA3Tile, w: int) -> Index:
+    """Warpgroup ``w``'s rows of the tile, as a block of block_q / groups rows."""
+    return Index(arg="q_block", arg_coef=t.groups, const=w)
