@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
 from . import cli
+from .model.attention import Attention
+from .model.gpu import GPU
+from .model.schedule import Schedule
 
 #: What is checked where no length is given: every row sees every key, a mask, and a mask under which some tiles have no keys.
 PROBLEMS: tuple[dict[str, Any], ...] = (
@@ -32,23 +36,26 @@ PROBLEMS: tuple[dict[str, Any], ...] = (
 @click.option("--dtype", default="bf16", show_default=True)
 @click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule.")
 @click.option("--why", is_flag=True, help="Also list which op orders which accesses.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.json", help="Draw what was followed (ui.perfetto.dev).")
 @cli.as_json
-def check(schedule: str, why: bool, as_json: bool, **options: Any) -> None:
+def check(schedule: str, why: bool, trace: Path | None, as_json: bool, **options: Any) -> None:
     """Find races, deadlocks and exceeded budgets of SCHEDULE, whatever the timing; of a user's own with FILE.py.
 
-    A few tiles are followed op by op; every access must be known to come after those that it collides with.
+    A few tiles are followed op by op; every access must be known to come after those that it collides with. A trace shows the
+    first problem that has a hazard (or the first), with its two operations and, in a deadlock, who waits for what.
     """
     from .sim.hazards import check as judge
 
     chosen = cli._schedule(schedule, options["sets"])
     given = options["seqlen"] is not None or options["seqlen_kv"] is not None or options["causal"]
     problems = ({"seqlen": PROBLEMS[0]["seqlen"] if options["seqlen"] is None else options["seqlen"]},) if given else PROBLEMS
-    verdicts, refused = [], []
+    verdicts, checked, refused = [], [], []
     for problem in problems:
         try:
             gpu, attention = cli._problem({**options, **problem, "gpu_sets": ()})
             with cli._working(f"checking {chosen.name} on {gpu.name}"):
                 verdicts.append(judge(chosen, gpu, attention, orders=why))
+            checked.append((gpu, attention))
         except ValueError as error:
             refused.append(str(error))
     if not verdicts:
@@ -64,5 +71,19 @@ def check(schedule: str, why: bool, as_json: bool, **options: Any) -> None:
             click.echo(f"  {order.buffer}: {order.later} after {order.earlier}, by {order.by or 'the program order of its warp'}")
     for reason in dict.fromkeys(refused):
         click.echo(f"note: not all problems were checked: {reason}", err=True)
+    if trace is not None:
+        _draw(chosen, *checked[next((i for i, verdict in enumerate(verdicts) if not verdict.clean), 0)], trace)
     if not all(verdict.clean for verdict in verdicts):
         raise click.exceptions.Exit(1)
+
+
+def _draw(schedule: Schedule, gpu: GPU, attention: Attention, path: Path) -> None:
+    from .sim.hazard_trace import check_and_trace
+    from .sim.trace import write_trace
+
+    verdict, drawn = check_and_trace(schedule, gpu, attention)
+    write_trace(drawn, path)
+    what = "clean" if verdict.clean else verdict.findings[0].kind
+    click.echo(f"trace of {verdict.problem} ({what}) in {path}; open it in ui.perfetto.dev", err=True)
+    for note in drawn.notes:
+        click.echo(f"note: {note}", err=True)

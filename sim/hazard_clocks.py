@@ -16,6 +16,8 @@ from .hazard_findings import Site
 from .hazard_ops import BULK, CP_ASYNC, MMA, WARP
 
 Clock = list[int]
+#: The clocks' first place: Lamport's logical time, a step an op, which is at least that of all that the warp knows of.
+TIME = 0
 #: (clock, clock across proxy fences): what an arrival hands on.
 Knowledge = tuple[Clock, Clock]
 EVENTS = 4  # ordering ops of a warp that a finding can still show

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..model.program import Program
-from .hazard_clocks import At, Mbarrier, Named, Places, Warp
+from .hazard_clocks import TIME, At, Mbarrier, Named, Places, Warp
 
 #: Ops at which the CTAs of a cluster meet: all of their warps, or a pair's two that allocate tensor memory together.
 ALL_WARPS, ALLOCATION = "cluster_sync", "tmem_alloc"
@@ -48,6 +48,7 @@ class Cta:
 def cluster(program: Program) -> list[Cta]:
     """The CTAs of one cluster (or the CTA alone), with fresh clocks."""
     places = Places()
+    assert places.new() == TIME
     ctas = [_cta(program, rank, places) for rank in range(program.cluster)]
     warps = [warp for cta in ctas for warp in cta.warps]
     counts = {ALL_WARPS: sum(warp.weight for warp in warps), ALLOCATION: len(ctas)}

@@ -6,13 +6,15 @@ happened. One order of running them is enough: a hazard is an access that the cl
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..model.program import Statement
 from . import hazard_mbarriers
-from .hazard_clocks import At, Event, Mbarrier, Named, Warp, joined
+from .hazard_clocks import TIME, At, Event, Mbarrier, Named, Warp, joined
 from .hazard_cta import Remote, cluster
 from .hazard_findings import Finding, Order
 from .hazard_memory import OVERWRITE, WRITE_EARLY, Cell, Memory, Operand, Record
@@ -24,6 +26,17 @@ from .hazard_words import barrier_name, deadlock_finding, race_sentence, respons
 LIMIT, ENOUGH = 200_000, 8
 
 Blocking = Iterator[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An op that was followed, with the barrier and phase it took part in, from ``begin`` to ``end`` in logical time."""
+
+    event: Event
+    begin: int
+    end: int
+
+
 #: Steps of an op (hazard_ops.Effect.step): methods of the machine, and what hazard_mbarriers does.
 ACTING = ("posted", "close", "drain", "announce", "fence", "advance")
 AT_MBARRIERS = ("deliver", "expect", "arrive")
@@ -33,9 +46,13 @@ Orders = dict[tuple[int, int, str], tuple[Order, Statement | None]]
 
 class Machine:
     """A CTA that runs ``tiles`` one after the other, or a cluster whose CTAs share each so many of the grid's: number i of
-    ``tiles`` means tiles i * cluster to (i + 1) * cluster - 1. ``backwards``: take the warps in the other order."""
+    ``tiles`` means tiles i * cluster to (i + 1) * cluster - 1. ``backwards``: take the warps in the other order.
+    ``keep``: remember so many ops that it followed last, in ``steps``.
+    """
 
-    def __init__(self, script: Script, tiles: Sequence[int], *, backwards: bool = False, enough: int = ENOUGH) -> None:
+    def __init__(
+        self, script: Script, tiles: Sequence[int], *, backwards: bool = False, enough: int = ENOUGH, keep: int = 0
+    ) -> None:
         self.script, self.program, self.tiles, self.enough = script, script.program, tiles, enough
         self.ctas = cluster(script.program)
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
@@ -43,6 +60,8 @@ class Machine:
         self.memory = Memory(self._race)
         self.findings: dict[tuple[Any, ...], Finding] = {}
         self.landing: dict[int, tuple[int, int]] = {}  # by CTA: the phase of an mbarrier that counts a copy's bytes
+        self.steps: deque[Step] = deque(maxlen=keep)
+        self.culprits: dict[Finding, tuple[At | None, At | None]] = {}
         self.open_exchanges: dict[Warp, list[At]] = {warp: [] for warp in self.warps}
         self.order = self.warps[::-1] if backwards else self.warps
         self.blocking: dict[str, Callable[[At], Blocking]] = {
@@ -72,7 +91,7 @@ class Machine:
                     del lives[warp]
                     warp.ended = True
             if lives and (self.followed, len(lives)) == before:
-                self._add(deadlock_finding(self))
+                self._add(*deadlock_finding(self))
                 break
         if not lives and not self.findings:
             self._leftovers()
@@ -93,8 +112,9 @@ class Machine:
             yield from self._do(At(warp, tile, plan.statement, loops), plan)
 
     def _do(self, at: At, plan: Plan) -> Blocking:
-        warp = at.warp
+        warp, begin = at.warp, at.warp.clock[TIME]
         warp.followed += 1
+        warp.clock[TIME] += 1
         if plan.blocks:
             yield from self.blocking[plan.effect.step](at)
         elif plan.effect.step:
@@ -109,6 +129,9 @@ class Machine:
                 self._touch(at, plan.effect, operand)
         if plan.read:
             warp.drain(BULK, 0, warp.note(at))
+        if self.steps.maxlen:
+            event = warp.log[-1] if warp.log and warp.log[-1].at is at else Event(at)
+            self.steps.append(Step(event, begin, warp.clock[TIME]))
 
     def _touch(self, at: At, row: Effect, operand: Operand) -> None:
         """A product of a CTA pair works on the tiles of both; a multicast copy puts its part of a tile into every CTA's."""
@@ -259,12 +282,16 @@ class Machine:
                 barrier=barrier.label if barrier else "",
                 phase=phase if phase is not None else barrier.completed if barrier else None,
                 events=tuple(events),
-            )
+            ),
+            at,
+            other,
         )  # fmt: skip
 
-    def _add(self, f: Finding) -> None:
+    def _add(self, f: Finding, at: At | None, other: At | None = None) -> None:
         pair = tuple((site.role, site.op) for site in (f.at, f.other) if site)
-        self.findings.setdefault((f.kind, pair, f.buffer, f.barrier.partition("[")[0]), f)
+        key = (f.kind, pair, f.buffer, f.barrier.partition("[")[0])
+        if key not in self.findings:
+            self.findings[key], self.culprits[f] = f, (at, other)
 
     def _race(self, kind: str, cell: Cell, earlier: Record | None, record: Record) -> None:
         if earlier is not None and too_soon(self, earlier, record):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..model.program import Program, Statement
-from .hazard_clocks import Mbarrier, Named, Warp
+from .hazard_clocks import At, Mbarrier, Named, Warp
 from .hazard_cta import MEETINGS
 from .hazard_findings import Finding
 from .hazard_memory import NO_FENCE, OVERWRITE, READ_EARLY, UNWRITTEN, Cell, Record
@@ -145,8 +145,8 @@ def byte_sentence(b: Mbarrier, turn: int, size: int) -> str:
     return f"phase {turn} of {b.label} gets {-b.due} B more than it expects"
 
 
-def deadlock_finding(machine: Machine) -> Finding:
-    """Who waits on what, what would complete it, and why that does not come; named after the barrier to blame."""
+def deadlock_finding(machine: Machine) -> tuple[Finding, At]:
+    """Who waits on what, what would complete it, and why that does not come; named after the barrier to blame, with its wait."""
     program, warps = machine.program, machine.warps
     stuck = [warp for warp in warps if warp.blocked]
     cause = min(stuck, key=lambda each: _rank(machine, each))
@@ -158,7 +158,7 @@ def deadlock_finding(machine: Machine) -> Finding:
         assert warp.blocked is not None
         told.setdefault(_waiting(warps, program, warp.who, warp.blocked[1], warp.blocked[2]))
     events = [str(event) for warp in warps for event in warp.log if warp.weight == 1]
-    return Finding(
+    finding = Finding(
         kind="bytes" if wrong else "deadlock",
         sentence="; ".join(told),
         kernel=program.name,
@@ -167,6 +167,7 @@ def deadlock_finding(machine: Machine) -> Finding:
         phase=phase,
         events=tuple(events),
     )
+    return finding, at
 
 
 def _rank(machine: Machine, warp: Warp) -> tuple[bool | int, ...]:
@@ -178,7 +179,7 @@ def _rank(machine: Machine, warp: Warp) -> tuple[bool | int, ...]:
     """
     assert warp.blocked is not None
     program, warps, barrier = machine.program, machine.warps, warp.blocked[1]
-    stages: Sequence[Barrier] = machine.ctas[warp.rank].mbarriers.get(barrier.name, [barrier])  # type: ignore[assignment]
+    stages: Sequence[Barrier] = machine.ctas[warp.rank].mbarriers.get(barrier.name, [barrier])
     skewed = max(b.completed for b in stages) > barrier.completed + 1
     missing = _missing(program, warps, warp)
     wrong = _miscounted(program, warps, barrier)

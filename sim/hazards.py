@@ -38,7 +38,14 @@ def check_programs(
     enough: int = ENOUGH,
 ) -> Verdict:  # fmt: skip
     """The verdict on kernels that are lowered already. A kernel is left after ``enough`` findings."""
-    followed = [_follow(program, gpu, orders, enough) for program in programs]
+    followed = [follow(program, gpu, orders=orders, enough=enough) for program in programs]
+    return verdict(programs, gpu, followed, schedule=schedule, problem=problem)
+
+
+def verdict(
+    programs: Sequence[Program], gpu: GPU, followed: Sequence[Followed], *, schedule: str = "", problem: str = "as lowered"
+) -> Verdict:
+    """What came of following ``programs``, taken together."""
     findings = dict.fromkeys(finding for each in followed for finding in each.findings)
     return Verdict(
         schedule=schedule or ", ".join(p.name for p in programs),
@@ -57,7 +64,7 @@ def spare(program: Program, gpu: GPU, number: int) -> str:
     """Why the ordering op that is statement ``number`` could go: what orders already what it does. "" where it is needed."""
     op, role = program.statements[number], program.roles[program.statements[number].role].name
     less = replace(program, statements=(*program.statements[:number], *program.statements[number + 1 :]))
-    before, after = (_follow(each, gpu, True, 1) for each in (program, less))
+    before, after = (follow(each, gpu, orders=True, enough=1) for each in (program, less))
     if after.findings:
         return ""
     by_id = {id(s): s for s in program.statements}
@@ -84,25 +91,28 @@ def spare(program: Program, gpu: GPU, number: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Followed:
-    """What became of one kernel."""
+class Followed:
+    """What became of one kernel; ``machine``: the last run, with what it keeps of it."""
 
     findings: list[Finding]
     tiles: int
     ops: int
     notes: list[str]
     orders: Orders
+    machine: Machine | None
 
 
-def _follow(program: Program, gpu: GPU, orders: bool, enough: int) -> _Followed:
+def follow(program: Program, gpu: GPU, *, orders: bool = False, enough: int = ENOUGH, keep: int = 0) -> Followed:
+    """Budgets, then run after run until one goes wrong; ``keep``: steps of the last run to remember."""
     found, script = list(budgets(program, gpu)), Script(program)
     tiles = ops = 0
     notes: list[str] = []
     known: Orders = {}
+    machine: Machine | None = None
     for number, run in enumerate(runs(program)):
         if found:
             break
-        machine = Machine(script, run, backwards=bool(number % 2), enough=enough)
+        machine = Machine(script, run, backwards=bool(number % 2), enough=enough, keep=keep)
         found += machine.run()
         tiles, ops = tiles + len(run) * program.cluster, ops + machine.followed
         if machine.full:
@@ -110,7 +120,8 @@ def _follow(program: Program, gpu: GPU, orders: bool, enough: int) -> _Followed:
             notes.append(f"{program.name}: the first {LIMIT:,} ops from tile {first} on were followed, not all")
         if orders:
             known = machine.orders() | known
-    return _Followed(findings=sorted(found, key=lambda each: KINDS[each.kind]), tiles=tiles, ops=ops, notes=notes, orders=known)
+    found.sort(key=lambda each: KINDS[each.kind])
+    return Followed(findings=found, tiles=tiles, ops=ops, notes=notes, orders=known, machine=machine)
 
 
 def runs(program: Program) -> list[list[int]]:
@@ -155,4 +166,4 @@ def _arguments(program: Program) -> Iterator[str]:
                 yield s.index.arg
 
 
-__all__ = ["Finding", "Order", "Site", "Verdict", "check", "check_programs", "runs", "spare"]
+__all__ = ["Finding", "Followed", "Order", "Site", "Verdict", "check", "check_programs", "follow", "runs", "spare", "verdict"]

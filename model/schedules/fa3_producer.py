@@ -55,12 +55,13 @@ def producer(b: Builder, t: FA3Tile, stages: int) -> None:
 
 def _leave(b: Builder, t: FA3Tile, stages: int) -> None:
     """A CTA stays until all that the other one sends it has come: its consumers give O's place back last, and in 8 bits the
-    warps that transpose V each stage of it (the released kernel waits for the stages of K and V as well)."""
+    warps that transpose V its last stage (the released kernel waits for every stage of K and V as well)."""
     with b.ending():
         b.op("mbarrier_wait", barrier="o_free", ring="o", previous=True)
-        for _ in range(stages if t.fp8 else 0):
+        if t.fp8:
+            for _ in range(stages - 1):
+                b.op("advance", ring="vt")
             b.op("mbarrier_wait", barrier="vt_empty", ring="vt", previous=True)
-            b.op("advance", ring="vt")
 
 
 def transpose(b: Builder, t: FA3Tile) -> None:

@@ -177,7 +177,7 @@ def _load(b: Builder, t: FA4Tile) -> None:
     _load_kv(b, t, "K", Index(arg="n_blocks", const=-1))
     for w in range(t.q_stages):
         b.op("mbarrier_wait", barrier=f"q_empty{w}", ring=f"q{w}", previous=True)
-        _expect(b, t, f"q_full{w}", f"q{w}", f"Qs{w}", **({"each": 2} if t.pair else {}))
+        _expect(b, t, f"q_full{w}", f"q{w}", f"Qs{w}", each=2)
         b.op("tma_load", writes=f"Qs{w}", reads="Q", index=rows(w), barrier=f"q_full{w}", ring=f"q{w}", copies=1, **leader(t))
         _advance(b, f"q{w}")
     _load_kv(b, t, "V", Index(arg="n_blocks", const=-1))
@@ -190,10 +190,11 @@ def _load(b: Builder, t: FA4Tile) -> None:
             b.op("mbarrier_wait", barrier="kv_empty", ring="v", previous=True)
 
 
-def _expect(b: Builder, t: FA4Tile, barrier: str, ring: str, buffer: str, **of: int) -> None:
-    """The bytes of a tile; a pair's first CTA expects those of both."""
+def _expect(b: Builder, t: FA4Tile, barrier: str, ring: str, buffer: str, **both: int) -> None:
+    """The bytes of a tile; a pair's first CTA expects those of ``both``."""
+    of: dict[str, Any] = {"of": (buffer,), **(both if t.pair else {})}
     with b.leader() if t.pair else nullcontext():
-        b.op("mbarrier_expect", barrier=barrier, ring=ring, of=(buffer,), **of)
+        b.op("mbarrier_expect", barrier=barrier, ring=ring, **of)
 
 
 def _load_kv(b: Builder, t: FA4Tile, name: str, index: Index) -> None:
@@ -289,7 +290,8 @@ class _Products:
 
     def _commit(self, barrier: str, ring: str) -> None:
         """An arrival when what was issued so far is done; a pair's in both CTAs."""
-        self.b.op("mbarrier_arrive", barrier=barrier, ring=ring, products=True, **({"to": "all"} if self.t.pair else {}))
+        to: dict[str, Any] = {"to": "all"} if self.t.pair else {}
+        self.b.op("mbarrier_arrive", barrier=barrier, ring=ring, products=True, **to)
 
 
 # --- correction and epilogue ---

@@ -153,7 +153,7 @@ def tensors(attention: Attention, t: FA4Tile) -> tuple[Tensor, ...]:
     return tuple(named.values())
 
 
-def leader(t: FA4Tile) -> dict[str, str]:
+def leader(t: FA4Tile) -> dict[str, Any]:
     """Of what a pair's CTAs send to the barriers of the first one, whose MMA warp waits for both."""
     return {"to": "leader"} if t.pair else {}
 
