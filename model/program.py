@@ -328,9 +328,8 @@ class Program:
 
     def ending(self, role: int) -> tuple[Statement, ...]:
         """What a role does once, after its CTA's last tile."""
-        body = [s for s in self.statements if s.role == role]
-        after = [i + 1 for i, s in enumerate(body) if s.kind == "ending"]
-        return tuple(body[after[0] :]) if after else ()
+        body = iter([s for s in self.statements if s.role == role])
+        return tuple(body) if any(s.kind == "ending" for s in body) else ()
 
     def instruction_counts(self, tile: int) -> dict[str, int]:
         """Warp instructions that one CTA issues for ``tile``, by instruction name."""

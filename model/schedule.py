@@ -38,7 +38,10 @@ class Schedule(Protocol):
 
 def lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
     """What ``schedule`` lowers to. Raises ValueError where it is not at least one Program."""
-    programs = schedule.lower(gpu, attention)
+    try:
+        programs = schedule.lower(gpu, attention)
+    except SystemExit:
+        raise ValueError(f"{schedule.name} ends the program in lower(gpu, attention): raise ValueError with a reason") from None
     if not isinstance(programs, tuple | list) or not programs or not all(isinstance(p, Program) for p in programs):
         raise ValueError(f"{schedule.name} lowers to {programs!r:.60}; lower(gpu, attention) must return a tuple of Programs")
     return tuple(programs)

@@ -1,16 +1,19 @@
 """A user's schedule: one Python file that defines a class with ``name`` and ``lower(gpu, attention)``, or an object ``schedule``.
 
-The file runs as a module of its own name (MODULE and its stem), so it imports what it needs from flashsim by absolute names.
+The file runs as a module of its own name (MODULE and its stem), so it imports what it needs from flashsim by absolute names. Its
+schedule goes to other processes as the file's path and the fields: they run the file again.
 """
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,9 +84,27 @@ def _run(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ValueError(f"{path} line {error.lineno}: {error.msg}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(blame(error) or f"{path}: {type(error).__name__}: {error}") from None
+    for cls in vars(module).values():
+        if isinstance(cls, type) and cls.__module__ == name:
+            copyreg.pickle(cls, _by_path)
     return module
+
+
+def _by_path(schedule: Any) -> tuple[Any, ...]:
+    """How a user's schedule is pickled."""
+    values = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.init} if is_dataclass(schedule) else {}
+    return _again, (str(Path(str(sys.modules[type(schedule).__module__].__file__)).resolve()), values)
+
+
+def _again(path: str, values: dict[str, Any]) -> Schedule:
+    return with_fields(_loaded(path), values)
+
+
+@cache
+def _loaded(path: str) -> Schedule:
+    return load(Path(path))
 
 
 def _has_both(cls: type[Any]) -> bool:

@@ -41,6 +41,10 @@ def _doing(program: Program, role: int, steps: tuple[str, ...], after: Statement
     return [s for s in body[start:] if _step(s) in steps]
 
 
+def _named(statements: Sequence[Statement], barrier: str) -> bool:
+    return any(barrier_name(each) == barrier for each in statements)
+
+
 def responsible(machine: Machine, cell: Cell, earlier: Record, record: Record) -> tuple[Barrier | None, int | None]:
     """The barrier instance and phase that orders two accesses in a right schedule, as far as the Program shows.
 
@@ -62,8 +66,10 @@ def responsible(machine: Machine, cell: Cell, earlier: Record, record: Record) -
     score: dict[str, int] = {}
     for s in arrives + waits:
         name = barrier_name(s)
-        taking_part = name in cta.mbarriers or any(barrier_name(each) == name for each in waits)
-        points = 3 * any(barrier_name(each) == name for each in arrives) + 2 * any(barrier_name(each) == name for each in waits)
+        if other.role == warp.role and not (_named(arrives, name) and _named(waits, name)):
+            continue  # warps of one role tell each other something only where they meet
+        taking_part = name in cta.mbarriers or _named(waits, name)
+        points = 3 * _named(arrives, name) + 2 * _named(waits, name)
         score[name] = points + 3 * (s.attrs.get("ring") in rings) - 2 * (not taking_part)
     if not score:
         return None, None

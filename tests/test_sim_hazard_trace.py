@@ -61,13 +61,15 @@ def test_a_race_is_shown_at_both_ops_with_an_arrow() -> None:
     program = fa3()
     verdict, events = drawn(without(program, find(program, "mbarrier_wait", role="consumer0", barrier="v_full", nth=1)))
     first = verdict.findings[0]
+    assert first.at is not None
+    assert first.other is not None
+    assert first.role == "consumer0"
     marks = [e for e in events if e["ph"] == "i" and e["args"]["sentence"] == first.sentence]
     names = tracks(events)
-    assert [names[e["pid"], e["tid"]] for e in marks] == ["hazards", "consumer0 warp 0", "producer"]
+    assert [names[e["pid"], e["tid"]] for e in marks] == ["hazards", first.at.warps, "producer"]
     assert marks[0]["ts"] == marks[1]["ts"]
     assert marks[0]["name"] == "read before data"
     assert marks[0]["args"]["barrier"].startswith("v_full[")
-    assert first.other is not None
     assert [slice_at(events, mark)["args"]["op"] for mark in marks[1:]] == [first.op, first.other.op]
     arrow = {e["ph"]: e for e in events if e["ph"] in "sf" and e["id"] == 0}
     assert slice_at(events, arrow["s"])["name"] == "tma_load Vs"

@@ -102,6 +102,9 @@ def cases(draw: st.DrawFn, name: str, dtype: str = "bf16") -> Case:
         dtype=dtype,
     )
     fields = {field: draw(st.sampled_from(choices)) for field, choices in FIELDS.get(name, {}).items()}
+    if fields.get("cluster") == 2:  # two Q blocks that need the same K/V blocks
+        fields["block_q"] = 64
+        attention = replace(attention, causal=False, seqlen_q=64 + draw(st.integers(1, 64)))
     return Case(
         schedule=get_schedule(name, **fields),
         gpu=draw(st.sampled_from(gpus_of(name))),

@@ -1,12 +1,10 @@
-"""A schedule of one's own: FlashAttention-3 with a single consumer warpgroup and no ping-pong.
+"""A schedule of one's own: FlashAttention-3 with a single consumer warpgroup and no ping-pong. README.md explains each line.
 
-flashsim check tests/user_schedule.py
-flashsim predict tests/user_schedule.py --gpu h100 --batch 4 --heads 16 --seqlen 4096 --head-dim 128 --set stages=3
+flashsim check model/examples/single_consumer.py
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -46,13 +44,13 @@ class SingleConsumer:
             b.registers_tile(name, rows=ROWS, cols=cols, bytes_per_element=size)
         b.named_barrier("epilogue", warps=4)
         with b.role("producer", warps=1, registers=96):
-            self._produce(b)
+            self.produce(b)
         with b.role("consumer", warps=4, registers=240):  # setmaxnreg: 96 + 240 = 2 x 168, so that the trade adds up
-            self._consume(b, d)
-        tensors = tuple(qkv_tensors(attention, ROWS, self.block_kv, 2).values())
-        return (b.build(tensors=tensors, tiles=self._tiles(attention), launch_registers=168, idle_warps=3),)
+            self.consume(b, d)
+        tensors = qkv_tensors(attention, ROWS, self.block_kv, 2).values()
+        return (b.build(tensors=tuple(tensors), tiles=self.tiles(attention), launch_registers=168, idle_warps=3),)
 
-    def _produce(self, b: Builder) -> None:
+    def produce(self, b: Builder) -> None:
         b.op("mbarrier_expect", barrier="q_full", ring="q", of=("Qs",))  # announce the bytes, then copy
         b.op("tma_load", writes="Qs", reads="Q", index=Index(arg="q_block"), barrier="q_full", ring="q")
         with b.loop("i", Index(arg="n_blocks")):
@@ -62,20 +60,23 @@ class SingleConsumer:
                 b.op("tma_load", writes=f"{tensor}s", reads=tensor, index=BLOCK, barrier=f"{ring}_full", ring=ring)
                 b.op("advance", ring=ring)
 
-    def _consume(self, b: Builder, d: int) -> None:
+    def consume(self, b: Builder, d: int) -> None:
         for name, shape, value in (("O", (ROWS, d), 0.0), ("l", (ROWS,), 0.0), ("m", (ROWS,), -np.inf)):
             b.op("zero", writes=name, shape=shape, value=value)
         b.op("mbarrier_wait", barrier="q_full", ring="q")
         with b.loop("i", Index(arg="n_blocks")):
-            self._product(b, "k", "S", ("Qs", "Ks"), transpose_b=True)
+            self.product(b, "k", "S", ("Qs", "Ks"), transpose_b=True)
             b.op("mask", writes="S", index=BLOCK)
             b.op("row_max", writes=("m", "m_old"), reads="S")
             b.op("rescale", writes=("O", "l"), reads=("m", "m_old"))
             b.op("exp2", writes="S", reads=("S", "m"))
             b.op("row_sum", writes="l", reads="S")
             b.op("convert", writes="P", reads="S")
-            self._product(b, "v", "O", ("P", "Vs"), accumulate=True)
+            self.product(b, "v", "O", ("P", "Vs"), accumulate=True)
         b.op("quad_sum", like="S")  # four threads share a row
+        self.epilogue(b)
+
+    def epilogue(self, b: Builder) -> None:
         b.op("divide", writes=("O", "LSEout"), reads=("l", "m"))
         b.op("convert", writes="Oout", reads="O")
         b.op("stmatrix", writes="Qs.O", reads="Oout")  # each warp's products have read its rows of Q
@@ -84,7 +85,7 @@ class SingleConsumer:
         b.op("tma_store", writes="O", reads="Qs.O", index=Index(arg="q_block"), wait="read")
         b.op("store", writes="LSE", reads="LSEout", index=Index(arg="q_block"))
 
-    def _product(self, b: Builder, ring: str, into: str, operands: tuple[str, str], **how: bool) -> None:
+    def product(self, b: Builder, ring: str, into: str, operands: tuple[str, str], **how: Any) -> None:
         b.op("mbarrier_wait", barrier=f"{ring}_full", ring=ring)
         b.op("wgmma", writes=into, reads=operands, **how)
         b.op("mma_commit")
@@ -92,8 +93,7 @@ class SingleConsumer:
         b.op("mbarrier_arrive", barrier=f"{ring}_empty", ring=ring)  # so that the stage may be filled again
         b.op("advance", ring=ring)
 
-    def _tiles(self, attention: Attention) -> Tiles:
-        shape = (attention.batch, attention.heads_q, ceil_div(attention.seqlen_q, ROWS))
-        batch, head, q_block = (a.ravel() for a in np.indices(shape))
+    def tiles(self, attention: Attention) -> Tiles:
+        batch, head, q_block = np.indices((attention.batch, attention.heads_q, ceil_div(attention.seqlen_q, ROWS))).reshape(3, -1)
         columns = [*planes(attention, batch, head), q_block, kv_blocks(attention, ROWS, self.block_kv, q_block)[0]]
         return Tiles(names=("plane_q", "plane_kv", "q_block", "n_blocks"), values=np.stack(columns, axis=1))  # a row a CTA

@@ -1,0 +1,1 @@
+"""Schedules to read, to repair and to start from: see README.md."""
