@@ -87,6 +87,8 @@ def spare(program: Program, gpu: GPU, number: int) -> str:
     single = all(ring.stages == 1 for ring in program.rings if ring.name == op.attrs.get("ring"))
     if op.kind == "advance" and single and not any(s.kind == "mbarrier_wait" for s in same):
         return f"ring {op.attrs['ring']} has one stage and {role} never waits with it"
+    if op.kind in ("commit", "mma_commit"):
+        return f"what it closes ends with the group that {role} closes next, and is waited for with that in time"
     return f"no access of {role} owes its order to it"
 
 

@@ -1,4 +1,4 @@
-"""The example and its page; the broken schedules, refused with their culprit and clean once repaired; a file in other processes."""
+"""The example and its page; broken schedules, refused with their culprit and clean once repaired; a file in other processes."""
 
 from __future__ import annotations
 

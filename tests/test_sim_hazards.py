@@ -14,7 +14,7 @@ from typing import Any
 import faults
 import numpy as np
 import pytest
-from faults import changed, counting, find, moved, ordering, registers, repeated, without
+from faults import changed, counting, find, moved, registers, repeated, without
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import GPUS, load_gpu
@@ -27,8 +27,8 @@ from flashsim.sim.engine import make_job
 from flashsim.sim.fast_engine import run as run_fast
 from flashsim.sim.hazard_budgets import budgets
 from flashsim.sim.hazard_findings import KINDS
-from flashsim.sim.hazard_ops import EFFECTS, ORDERING, STRUCTURE
-from flashsim.sim.hazards import Finding, check, check_programs, runs, spare
+from flashsim.sim.hazard_ops import EFFECTS, STRUCTURE
+from flashsim.sim.hazards import Finding, check, check_programs, runs
 
 H200 = load_gpu("h200")
 ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
@@ -92,7 +92,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
     "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 128], "warps": [2, 4]},
     "fa2": {"block_q": [None, 64, 128], "block_kv": [None, 16, 32, 64], "warps": [None, 2, 4], "counts": ["binary", "ideal"]},
     "fa3": {
-        "block_q": [None, 64, 128, 192], "block_kv": [None, 64, 96, 128, 160], "stages": [1, 2, 3, 4], "cluster": [None, 1],
+        "block_q": [None, 64, 128, 192], "block_kv": [None, 64, 96, 128, 160], "stages": [1, 2, 3, 4], "cluster": [None, 1, 2],
         "pingpong": [None, True, False], "intra_overlap": [True, False], "persistent": [True, False], "counts": ["ideal"],
     },
     "triton": {
@@ -346,57 +346,6 @@ def test_a_fault_is_found_where_this_timing_survives_it(fault: str) -> None:
     job = make_job(program, H200, clock_mhz=1500.0, slots=1, queue=queue, miss_ppm=miss, active_sms=1, hbm_bytes_per_s=3e12)
     assert run_fast(job).ticks > 0
     assert found(program)
-
-
-# --- every ordering op ---
-
-#: What is mutated op by op, and the ops that may go: (role, op, how often, why), as ``spare`` says it.
-TURNS = "by consumer1: named_sync barrier=turn1"
-ONE_STAGE = "ring o has one stage and {role} never waits with it"
-SPARE = {
-    **{(role, "advance ring=o"): (1, ONE_STAGE.format(role=role)) for role in ("consumer0", "consumer1")},
-    **{("consumer1", f"mbarrier_wait barrier={ring}_full ring={ring}"): (2, TURNS) for ring in ("k", "v")},
-}
-UNORDERED_TURNS = {key: value for key, value in SPARE.items() if key[1].startswith("advance")}
-IN_ORDER = {
-    **UNORDERED_TURNS,
-    **{("consumer1", f"mbarrier_wait barrier={ring}_full ring={ring}"): (n, TURNS) for ring, n in (("k", 3), ("v", 3), ("q", 1))},
-}
-MUTATED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[tuple[str, str], tuple[int, str]]]] = {
-    "fa3": ("fa3", {}, ALL_PATHS, SPARE),
-    "fa3 in 8 bits": ("fa3", {"block_kv": 128}, {**ALL_PATHS, "dtype": "fp8"}, SPARE),
-    "fa3 without ping-pong": ("fa3", {"pingpong": False}, ALL_PATHS, UNORDERED_TURNS),
-    "fa3 without overlap": ("fa3", {"intra_overlap": False}, ALL_PATHS, IN_ORDER),
-    "fa3 with P in shared memory": ("fa3", {"block_q": 128, "pingpong": False}, {**ALL_PATHS, "head_dim": 96}, UNORDERED_TURNS),
-    "fa3 with wide heads": ("fa3", {}, {**ALL_PATHS, "head_dim": 256, "seqlen_q": 400, "seqlen_kv": 260}, UNORDERED_TURNS),
-    "fa2": ("fa2", {}, ALL_PATHS, {}),
-}
-
-
-@pytest.mark.parametrize("case", MUTATED)
-def test_no_ordering_op_goes_unseen(case: str) -> None:
-    """Each is taken away in turn: that is a hazard, or the checker says what orders the same already."""
-    name, fields, shape, allowed = MUTATED[case]
-    program = lowered(name, fields, **shape)
-    assert not found(program)
-    reached = {id(s) for t in range(len(program.tiles)) for r in range(len(program.roles)) for s, _, _ in program.walk(t, r)}
-    survived: dict[tuple[str, str], list[str]] = {}
-    numbers = ordering(program, ORDERING)
-    assert len(numbers) > 10
-    for number in numbers:
-        op = program.statements[number]
-        assert id(op) in reached, f"{op} is not reached by any tile: choose another problem"
-        if not check_programs((without(program, number),), H200, enough=1).findings:
-            key = (program.roles[op.role].name, " ".join(str(op).split()))
-            survived.setdefault(key, []).append(spare(program, H200, number))
-    assert {key: len(reasons) for key, reasons in survived.items()} == {key: n for key, (n, _) in allowed.items()}
-    for key, reasons in survived.items():
-        assert all(allowed[key][1] in reason for reason in reasons), reasons
-
-
-def test_an_op_that_is_needed_is_not_spare() -> None:
-    program = lowered("fa2", **ALL_PATHS)
-    assert spare(program, H200, find(program, "barrier")) == ""
 
 
 # --- small pipelines, by hand ---

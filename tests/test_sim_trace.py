@@ -118,6 +118,31 @@ def test_intervals_hold_what_the_engine_counted(name: str) -> None:
         assert alone < busy.sum() < beside
 
 
+@pytest.mark.parametrize(("name", "expected"), [
+    ("fa3", {("producer", f"consumer{w}", tile): n for w in (0, 1) for tile, n in ((f"Qs{w}", 1), ("Ks", 8), ("Vs", 8))}),
+    ("fa4", {("load", "mma", tile): n for tile, n in (("Qs0", 1), ("Qs1", 1), ("KV", 8), ("KV.v", 8))}),
+])  # fmt: skip
+def test_every_tma_load_has_an_arrow_to_each_of_its_consumers(name: str, expected: dict[tuple[str, str, str], int]) -> None:
+    """One tile with 8 K/V blocks."""
+    problem = Attention(batch=1, heads_q=1, seqlen_q=1024, head_dim=128, causal=True)
+    (launch,) = simulate(get_schedule(name), load_gpu(chip_for(name, "h100")), problem, record_limit=200_000).launches
+    roles = launch.program.roles
+    statements = intervals(launch.program, launch.job, launch.run)
+    first = statements[0].tile
+
+    def role(number: int) -> str:
+        return roles[launch.program.statements[number].role].name
+
+    found = Counter(
+        (role(flow.producer.statement), role(flow.consumer.statement), flow.buffer)
+        for flow in flows(launch.program, statements)
+        if flow.producer.tile == first and flow.producer.name == "tma_load"
+    )
+    assert found == expected
+    loads = [launch.program.statements[x.statement] for x in statements if x.name == "tma_load" and x.tile == first]
+    assert Counter(s.writes[0] for s in loads) == {tile: n for (_, _, tile), n in expected.items()}
+
+
 def test_waits_lie_between_statements_and_say_what_for() -> None:
     launch = recorded("fa2").launches[0]
     statements = intervals(launch.program, launch.job, launch.run, limit=LIMIT)
