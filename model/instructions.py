@@ -97,6 +97,7 @@ _ROWS = (
     _row("ldg", "lsu", "lsu", "LDG.E.128", cost="lsu", path=Path.GLOBAL_LOAD),
     _row("stg", "lsu", "lsu", "STG.E.128", cost="lsu", path=Path.GLOBAL_STORE),
     _row("stl", "lsu", "lsu", "STL", cost="lsu", spill=128),
+    _row("ldl", "lsu", "lsu", "LDL", cost="lsu", path=Path.SMEM, smem=128),  # from L1, through the same port
     _row("control", "control", "other", "BRA, BAR, DEPBAR, UMOV, NOP"),
     _row("stsm", "lsu", "lsu", "STSM.16.M88.4", cost="lsu", path=Path.SMEM, smem=512),
     _row("utmaldg", "control", "other", "UTMALDG", cost="control", path=Path.TMA_LOAD),

@@ -160,7 +160,8 @@ def rescale(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
     emit.depend()
     emit.issue("ex2", rows)
     emit.depend()
-    emit.issue("fmul", rows + elements(o, warps))
+    undo = rows if s.attrs.get("divided") else 0  # O was divided by l: the factor takes l along
+    emit.issue("fmul", rows + undo + elements(o, warps))
 
 
 def row_scale(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -192,6 +193,25 @@ def divide(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: in
     emit.issue("fmul", elements(o, warps))
 
 
+def divide_rows(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    o = buffers[s.writes[0]]
+    emit.depend()
+    emit.issue("rcp", thread_rows(s, o, warps))
+    emit.depend()
+    emit.issue("fmul", elements(o, warps))
+
+
+def spill(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """``registers`` of every thread go to local memory: a warp's STL each, written through L1 to L2."""
+    emit.issue("stl", int(s.attrs["registers"]))
+
+
+def refill(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """They come back: an LDL each, that hits in L1."""
+    emit.issue("ldl", int(s.attrs["registers"]), scoreboard=1)
+    emit.wait_scoreboard(1)
+
+
 def cross_warp(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     """Row statistics of every warp go through shared memory: store, barrier, load all, combine."""
     rows = thread_rows(s, buffers[s.attrs["like"]], warps)
@@ -203,7 +223,7 @@ def cross_warp(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps
         emit.marker("barrier", int(s.attrs.get("arg", 0)))
     emit.issue("lds32", max(1, rows * warps // 4), scoreboard=3)  # a quad's lanes read the four warps' values
     emit.wait_scoreboard(3)
-    emit.issue(combine, rows * (warps - 1))
+    emit.issue(combine, rows * (warps - 1 + (len(s.writes) > 1)))
 
 
 def cross_warp_tile(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -215,7 +235,8 @@ def cross_warp_tile(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], 
     emit.marker("barrier", int(s.attrs.get("arg", 0)))
     emit.issue("lds", -(-size // WARP_VECTOR_BYTES), scoreboard=3)
     emit.wait_scoreboard(3)
-    emit.issue("fadd", max(1, size // 4 // 32 // warps * (warps - 1)))
+    parts = warps - 1 + bool(s.attrs.get("accumulate"))
+    emit.issue("fadd", max(1, size // 4 // 32 // warps * parts))
 
 
 def fragments(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

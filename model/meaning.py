@@ -127,11 +127,12 @@ def row_sum(state: State, s: Statement) -> None:
 
 
 def rescale(state: State, s: Statement) -> None:
-    """O and l times exp2((m_previous - m) * scale)."""
+    """O and l times exp2((m_previous - m) * scale); an O that was ``divided`` by l is multiplied by it again."""
     c = np.float32(state.scale * LOG2_E)
     new, old = (state.tiles[name] for name in s.reads)
     factor = np.exp2((old - finite(new)) * c, dtype=np.float32)
-    state.tiles[s.writes[0]] = state.tiles[s.writes[0]] * factor[:, None]
+    undo = state.tiles[s.writes[1]] if s.attrs.get("divided") else np.float32(1)
+    state.tiles[s.writes[0]] = state.tiles[s.writes[0]] * (factor * undo)[:, None]
     state.tiles[s.writes[1]] = state.tiles[s.writes[1]] * factor
 
 
@@ -161,13 +162,24 @@ def divide(state: State, s: Statement) -> None:
     state.tiles[o] = (state.tiles[o] / np.where(l > 0, l, 1.0)[:, None] * np.float32(state.descale)).astype(np.float32)
 
 
+def divide_rows(state: State, s: Statement) -> None:
+    """O / l; a row that has seen no key stays 0."""
+    l = state.tiles[s.reads[0]]
+    state.tiles[s.writes[0]] = (state.tiles[s.writes[0]] / np.where(l > 0, l, 1.0)[:, None]).astype(np.float32)
+
+
 def cross_warp(state: State, s: Statement) -> None:
-    parts = state.tiles[s.reads[0]]
-    state.tiles[s.writes[0]] = parts.max(axis=0) if s.attrs["combine"] == "max" else parts.sum(axis=0)
+    """All warps' parts combined; with a second operand, which keeps the value before, also with what there was."""
+    parts, name = state.tiles[s.reads[0]], s.writes[0]
+    if len(s.writes) > 1:
+        state.tiles[s.writes[1]] = state.tiles[name]
+        parts = np.concatenate([state.tiles[name][None], parts])
+    state.tiles[name] = parts.max(axis=0) if s.attrs["combine"] == "max" else parts.sum(axis=0)
 
 
 def cross_warp_tile(state: State, s: Statement) -> None:
-    state.tiles[s.writes[0]] = state.tiles[s.reads[0]].sum(axis=0)
+    total = state.tiles[s.reads[0]].sum(axis=0)
+    state.tiles[s.writes[0]] = state.tiles[s.writes[0]] + total if s.attrs.get("accumulate") else total
 
 
 def merge(state: State, s: Statement) -> None:

@@ -10,7 +10,7 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   among waiting warps the first after the last one served goes next (round robin). It holds the port and each pipe for the
   sum of its instructions' costs; its warp goes on when the longest of those and of the warp's own issue gaps is over.
   Bundles that move data also queue, first come first served, at the SM's shared-memory port or at L2 and HBM; their arrival
-  time is known then.
+  time is known then. Spilled registers queue at L2; nothing waits for them but what is asked for later.
 * WAIT_SCOREBOARD, WAIT_GROUP, DEPEND resume the warp when what it waits for has arrived.
 * BARRIER and NAMED_ARRIVE count a warp in; the last of ``count`` releases those that wait, ``barrier`` ticks later.
 * MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
@@ -41,13 +41,16 @@ TICKS_PER_CYCLE = 100
 
 
 #: Columns of ``Job.bundles``: ticks of the port, of the warp until it may go on, until the result, and at the SMEM port.
-#: Then the same port, gap and pipes beside a running product, and how much that product is delayed.
+#: Then the same port, gap and pipes beside a running product, how much that product is delayed, and bytes of local memory that
+#: are written through to L2.
 BUNDLE_COLUMNS = (
     "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
+    "spill",
 )  # fmt: skip
 PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
 PORT_BESIDE, GAP_BESIDE, FIRST_BESIDE = (FIRST_PIPE + len(PIPES) + i for i in range(3))
 DELAY = FIRST_BESIDE + len(PIPES)
+SPILL = DELAY + 1
 TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
@@ -158,6 +161,7 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
             kind = INSTRUCTIONS[name]
             row[PATH] = max(row[PATH], int(kind.path))
             row[SMEM] += n * ticks(kind.smem_bytes / gpu.smem.bytes_per_clk)
+            row[SPILL] += n * kind.spill_bytes
             if kind.path == Path.TCGEN05:
                 _cta_product(row, kind, gpu)
             elif kind.columns:

@@ -15,9 +15,9 @@ from ..model.program import Opcode
 
 from .engine import (  # isort: skip
     BARRIER_BASE, BARRIER_PER_WARP, DELAY, DISPATCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LOOP_DEPTH,
-    LSU_QUEUE, MBARRIER, PATH, PORT, PORT_BESIDE, PRODUCT, REPLACE, RESULT, SCOREBOARDS, SMEM, SMEM_LATENCY, STALL_BARRIER,
-    STALL_GROUP, STALL_LATENCY, STALL_LAUNCH, STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM, STALLS,
-    TMA, Job, Run,
+    LSU_QUEUE, MBARRIER, PATH, PORT, PORT_BESIDE, PRODUCT, REPLACE, RESULT, SCOREBOARDS, SMEM, SMEM_LATENCY, SPILL,
+    STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH, STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD,
+    STALL_SMEM, STALLS, TMA, Job, Run,
     deadlock,
 )  # fmt: skip
 from .fast_parts import N_PIPES, NEVER, complete, control, free_at, jit, memory, pop, push, residents
@@ -173,6 +173,8 @@ def _simulate(
                             if full > resume:
                                 stalls[sm, i, STALL_SMEM] += full - resume
                                 resume = full
+                    if bundles[kind, SPILL] > 0:
+                        memory(t, bundles[kind, SPILL], -1, sm, rate, latency, miss_ppm, multicast, missed, free, used)
                     if LOAD <= path < WGMMA:
                         total, through = row[4], row[2] - left[w] + 1
                         moved = total * through // row[2] - done_bytes[w]

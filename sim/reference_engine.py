@@ -146,6 +146,8 @@ class _Machine:
             self.multiply(warp, bundle, quarter)
         elif bundle.smem:
             resume = self.share(warp, bundle, resume)
+        if bundle.spill:
+            self.sms[warp.sm].memory(now, bundle.spill, -1)
         if LOAD <= bundle.path < WGMMA:
             self.move(warp, bundle.path)
         warp.left -= 1

@@ -29,6 +29,7 @@ from .engine import (
     RESULT,
     SCOREBOARDS,
     SMEM,
+    SPILL,
     STALL_GROUP,
     STALL_LATENCY,
     STALL_PORT,
@@ -88,6 +89,7 @@ class Bundle:
     path: int
     smem: int
     delay: int
+    spill: int
 
     @staticmethod
     def of(row: list[int]) -> Bundle:
@@ -96,7 +98,7 @@ class Bundle:
 
         alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
         beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
-        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY])
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL])
 
 
 class Sm:

@@ -90,7 +90,10 @@ def test_shipped_schedules_are_clean_on_every_gpu_they_fit(name: str, gpu: str) 
 FIELDS: dict[str, dict[str, list[Any]]] = {
     "standard": {"warps": [1, 2, 4, 8], "mask_kernel": [None, True]},
     "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 128], "warps": [2, 4]},
-    "fa2": {"block_q": [None, 64, 128], "block_kv": [None, 16, 32, 64], "warps": [None, 2, 4], "counts": ["binary", "ideal"]},
+    "fa2": {
+        "block_q": [None, 64, 128], "block_kv": [None, 16, 32, 64], "warps": [None, 2, 4], "counts": ["binary", "ideal"],
+        "split": ["q", "k"], "sequence_parallel": [True, False], "deferred_divide": [True, False],
+    },
     "fa3": {
         "block_q": [None, 64, 128, 192], "block_kv": [None, 64, 96, 128, 160], "stages": [1, 2, 3, 4], "cluster": [None, 1, 2],
         "pingpong": [None, True, False], "intra_overlap": [True, False], "persistent": [True, False], "counts": ["ideal"],

@@ -49,7 +49,11 @@ def closed_form(name: str, a: Attention, gpu: str = "a100-40gb") -> Traffic:
     if name == "standard":
         return standard_bytes(a)
     schedule: Any = get_schedule(name)
-    blocks = schedule.tile(a)[:2] if name == "fa1" else schedule.tile(load_gpu(gpu), a)[:2]
+    if name == "fa1":
+        blocks = schedule.tile(a)[:2]
+    else:
+        tile = schedule.tile(load_gpu(gpu), a)
+        blocks = tile.block_q, tile.block_kv
     return (fa1_bytes if name == "fa1" else fa2_bytes)(a, block_q=blocks[0], block_kv=blocks[1])
 
 

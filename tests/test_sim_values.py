@@ -42,7 +42,15 @@ EMULATED_EXP2 = {"fa4": 8.8e-5}  # largest relative error of the polynomial of d
 FIELDS: dict[str, dict[str, list[Any]]] = {
     "standard": {"mask_kernel": [None, True], "warps": [4, 1, 8]},
     "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 192], "warps": [4, 2]},
-    "fa2": {"block_q": [None, 64], "block_kv": [None, 16, 48], "warps": [None, 2], "counts": ["binary", "ideal"]},
+    "fa2": {
+        "block_q": [None, 64],
+        "block_kv": [None, 16, 48, 64, 192],
+        "warps": [None, 2],
+        "split": ["q", "k"],
+        "sequence_parallel": [True, False],
+        "deferred_divide": [True, False],
+        "counts": ["binary", "ideal"],
+    },
     "fa3": {
         "block_q": [None, 64, 128, 192],
         "block_kv": [None, 32, 96, 160],
@@ -105,6 +113,8 @@ def cases(draw: st.DrawFn, name: str, dtype: str = "bf16") -> Case:
     if fields.get("cluster") == 2:  # two Q blocks that need the same K/V blocks
         fields["block_q"] = 64
         attention = replace(attention, causal=False, seqlen_q=64 + draw(st.integers(1, 64)))
+    if fields.get("split") == "k" and fields["block_kv"] in (16, 48):  # fewer keys than four warps share
+        fields["block_kv"] = None
     return Case(
         schedule=get_schedule(name, **fields),
         gpu=draw(st.sampled_from(gpus_of(name))),

@@ -14,10 +14,10 @@ import numpy as np
 from ..attention import Attention
 from ..gpu import GPU
 from ..profiles import TYPICAL, TYPICAL_OVERHEAD, kernel_profile
-from ..program import Index, Program, Tensor, Tiles
+from ..program import Index, Program, Tensor
 from ..schedule import Builder
 from .fa2 import check_counts, check_forward
-from .grid import ceil_div, planes, qkv_tensors
+from .grid import ceil_div, head_grid, qkv_tensors
 
 #: head_dim -> block_kv of the first released kernel (block_q is 16, four warps).
 BLOCK_KV = {32: 256, 64: 256, 128: 128}
@@ -109,8 +109,8 @@ class FA1:
         return (
             b.build(
                 tensors=(*tensors.values(), *used),
-                tiles=_grid(attention, block_q, block_kv),
-                profile=f"{profile['kind']}: {profile['source']}" if profile else TYPICAL if overhead else "ideal",
+                tiles=head_grid(attention, block_q, block_kv),
+                profile=f"{profile['kind']}: {profile['source']}" if profile else TYPICAL["pytorch"] if overhead else "ideal",
             ),
         )
 
@@ -223,12 +223,3 @@ def _load_kv(b: Builder, shift: int) -> None:
         b.op("wait_group", arg=0)
         b.op("barrier")
         b.op("fragments", writes=fragments, reads="KVs")
-
-
-def _grid(attention: Attention, block_q: int, block_kv: int) -> Tiles:
-    """One CTA per batch x head: heads fastest."""
-    batch, head = (a.ravel() for a in np.meshgrid(np.arange(attention.batch), np.arange(attention.heads_q), indexing="ij"))
-    plane_q, plane_kv = planes(attention, batch, head)
-    n_q = np.full_like(batch, ceil_div(attention.seqlen_q, block_q))
-    n_kv = np.full_like(batch, ceil_div(attention.seqlen_kv, block_kv))
-    return Tiles(names=("plane_q", "plane_kv", "n_q", "n_kv"), values=np.stack([plane_q, plane_kv, n_q, n_kv], axis=1))

@@ -1,46 +1,46 @@
 """FlashAttention-2 forward: one CTA a Q block, warps split Q, K and V single-buffered through cp.async, mma.sync.
 
 Dao 2023 (arXiv 2307.08691), algorithm 1 and section 3. Q-block parallelism fills the chip when batch x heads is small; warps own
-rows, so no warp waits for another's partial sums; O stays unscaled until the end (one divide per row), LSE alone is saved.
+rows, so no warp waits for another's partial sums; O stays unscaled until the end (one divide per row), LSE alone is saved. Each
+of the three is a switch: without it the kernel does what FA1's did.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..profiles import TYPICAL, TYPICAL_OVERHEAD, loop_counts
-from ..program import Index, Program, Tiles
+from ..profiles import BUILD_OVERHEAD, TYPICAL, LoopCounts, loop_counts
+from ..program import Index, Program
 from ..schedule import Builder
-from .grid import ceil_div, kv_blocks, planes, qkv_tensors
+from .fa2_tiles import Demand, FA2Tile, demand, grid, tile
+from .grid import head_grid, qkv_tensors
 
-#: head_dim -> (block_q, block_kv, warps), the released kernel's table (flash_fwd_launch_template.h, no dropout).
-TILES = {
-    32: (128, 128, 4),
-    64: (128, 128, 4),
-    96: (128, 64, 4),
-    128: (128, 64, 4),
-    192: (128, 64, 8),
-    256: (128, 64, 8),
-}
-BUILDS = ("pytorch", "flash-attn")
-TILE_256_SM90 = (64, 64, 4)
+BUILDS = tuple(BUILD_OVERHEAD)
+SPLITS = ("q", "k")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FA2:
-    """Switches: the tile (``block_q`` x ``block_kv``, None: the released table), ``warps``, and whose instruction counts to use.
+    """Switches: the tile (``block_q`` x ``block_kv``, None: the released table), ``warps``, ``split`` (warps own rows: "q", or
+    keys, as FA1's: "k"), ``sequence_parallel`` (a CTA a Q block; without it one a batch x head), ``deferred_divide`` (O is
+    divided by its row sums once, at the end; without it in every block), and whose instruction counts to use.
 
-    ``counts="binary"`` takes the compiled kernel's counts, or a compiler's usual overhead for tiles that were not read;
+    ``counts="binary"`` takes the compiled kernel's counts, or a compiler's usual overhead for loops that were not read;
     ``"ideal"`` takes the algorithm's own.
     """
 
     block_q: int | None = None
     block_kv: int | None = None
     warps: int | None = None
+    split: str = "q"
+    sequence_parallel: bool = True
+    deferred_divide: bool = True
     registers: int | None = None
     counts: str = "binary"
     #: Whose compiled kernel: "pytorch" (in PyTorch 2.11, without fast math), or "flash-attn" (the package, with it).
@@ -50,102 +50,77 @@ class FA2:
     def name(self) -> str:
         return "fa2"
 
-    def tile(self, gpu: GPU, attention: Attention) -> tuple[int, int, int, int]:
-        """(block_q, block_kv, warps, padded head_dim); the kernel rounds head_dim up to the next size it was built for."""
-        need = max(attention.head_dim, attention.head_dim_v)
-        sizes = [d for d in TILES if d >= need]
-        if not sizes:
-            raise ValueError(f"fa2 has no tile for head_dim {need}; the largest is {max(TILES)}: reduce head_dim")
-        d = sizes[0]
-        base = TILE_256_SM90 if d == 256 and gpu.architecture != "sm_80" else TILES[d]
-        return self.block_q or base[0], self.block_kv or base[1], self.warps or base[2], d
+    def tile(self, gpu: GPU, attention: Attention) -> FA2Tile:
+        return tile(self, gpu, attention)
 
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         check_forward("fa2", attention)
         check_counts("fa2", self.counts, ("binary", "ideal"))
-        if self.build not in BUILDS:
-            raise ValueError(f"fa2 has build={self.build!r}; it must be one of {', '.join(BUILDS)}: change build")
-        block_q, block_kv, warps, d = self.tile(gpu, attention)
-        if block_q % (16 * warps) or block_kv % 16:
-            raise ValueError(
-                f"fa2 tile {block_q}x{block_kv} with {warps} warps: block_q must be a multiple of 16 x warps = {16 * warps}"
-                " and block_kv of 16; change block_q, block_kv or warps"
-            )
-        profile = (
-            loop_counts("fa2", gpu.architecture, d, block_q, block_kv, warps, self.build) if self.counts == "binary" else None
+        for field, value, allowed in (("build", self.build, BUILDS), ("split", self.split, SPLITS)):
+            if value not in allowed:
+                raise ValueError(f"fa2 has {field}={value!r}; it must be one of {', '.join(allowed)}: change {field}")
+        t = tile(self, gpu, attention)
+        profile, needs = self._profile(gpu, t), demand(t)
+        b = Builder(
+            name="fa2_fwd",
+            warps=t.warps,
+            registers=self.registers or (profile.registers if profile else needs.registers),
         )
-        registers = self.registers or (profile.registers if profile else _registers(block_q, block_kv, d, warps))
-        b = Builder(name="fa2_fwd", warps=warps, registers=registers)
-        e = attention.dtype_bytes
-        b.smem("Qs", rows=block_q, cols=d, bytes_per_element=e)
-        b.smem("Ks", rows=block_kv, cols=d, bytes_per_element=e)
-        b.smem("Vs", rows=block_kv, cols=d, bytes_per_element=e)
-        b.registers_tile("S", rows=block_q, cols=block_kv)
-        b.registers_tile("P", rows=block_q, cols=block_kv, bytes_per_element=e)
-        b.registers_tile("Oacc", rows=block_q, cols=d)
-        b.registers_tile("Oout", rows=block_q, cols=d, bytes_per_element=e)
-        b.registers_tile("LSEout", rows=block_q, cols=1)
-        self._prologue(b, block_q, d)
-        for phase, (trips, last) in {"masked": ("n_masked", "n_blocks"), "full": ("n_full", "n_full")}.items():
-            counts = profile.per_block if profile else None
-            overhead = TYPICAL_OVERHEAD if self.counts == "binary" else None
-            with b.loop(
-                "i", Index(arg=trips), counts=counts, overhead=overhead, stall_cycles=profile.stall_cycles if profile else None
-            ):
-                self._block(b, Index(arg=last, const=-1, loop="i", coef=-1), masked=phase == "masked")
-        epilogue(b)
+        _buffers(b, t, attention.dtype_bytes)
+        step = _Step(b, t, self, profile, needs)
+        if self.sequence_parallel:
+            _q_block(step)
+        else:
+            _head(step, attention)
         return (
             b.build(
-                tensors=tuple(qkv_tensors(attention, block_q, block_kv, e).values()),
-                tiles=grid(attention, block_q, block_kv),
-                profile=profile.label if profile else TYPICAL if self.counts == "binary" else "ideal",
-                local_bytes=profile.local_bytes * warps if profile else 0,
+                tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
+                tiles=(grid if self.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
+                profile=profile.label if profile else TYPICAL[self.build] if self.counts == "binary" else "ideal",
+                local_bytes=profile.local_bytes * t.warps if profile else 0,
             ),
         )
 
-    def _prologue(self, b: Builder, block_q: int, d: int) -> None:
-        b.op("zero", writes="Oacc", shape=(block_q, d))
-        b.op("zero", writes="m", shape=(block_q,), value=-np.inf)
-        b.op("zero", writes="l", shape=(block_q,))
-        b.op("load_async", writes="Qs", reads="Q", index=Index(arg="q_block"))
-        with b.when(Index(arg="n_blocks", const=-1)):
-            b.op("load_async", writes="Ks", reads="K", index=Index(arg="n_blocks", const=-1))
-        b.op("commit")
-
-    def _block(self, b: Builder, j: Index, *, masked: bool) -> None:
-        """One K/V block: V loads under Q K^T, the next K under softmax and P V."""
-        b.op("wait_group", arg=0)
-        b.op("barrier")
-        b.op("load_async", writes="Vs", reads="V", index=j)
-        b.op("commit")
-        b.op("mma", writes="S", reads=("Qs", "Ks"), transpose_b=True)
-        if masked:
-            b.op("mask", writes="S", index=j)
-        b.op("wait_group", arg=0)
-        b.op("barrier")
-        following = Index(arg=j.arg, const=j.const - 1, loop="i", coef=-1)
-        with b.when(following):
-            b.op("load_async", writes="Ks", reads="K", index=following)
-            b.op("commit")
-        b.op("row_max", writes=("m", "m_old"), reads="S")
-        with b.interleaved():
-            b.op("rescale", writes=("Oacc", "l"), reads=("m", "m_old"))
-            b.op("exp2", writes="S", reads=("S", "m"))
-            b.op("row_sum", writes="l", reads="S")
-            b.op("convert", writes="P", reads="S")
-        b.op("mma", writes="Oacc", reads=("P", "Vs"), accumulate=True)
+    def _profile(self, gpu: GPU, t: FA2Tile) -> LoopCounts | None:
+        """Counts of the compiled loop, where this is the loop that was compiled."""
+        if self.counts != "binary" or t.split_k or not self.deferred_divide:
+            return None
+        return loop_counts("fa2", gpu.architecture, t.head_dim, t.block_q, t.block_kv, t.warps, self.build)
 
 
-def epilogue(b: Builder) -> None:
-    """The deferred divide, then O through shared memory for whole-row stores, and LSE."""
-    b.op("quad_sum", like="S")
-    b.op("divide", writes=("Oacc", "LSEout"), reads=("l", "m"))
+def _buffers(b: Builder, t: FA2Tile, e: int) -> None:
+    b.smem("Qs", rows=t.block_q, cols=t.head_dim, bytes_per_element=e)
+    b.smem("Ks", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e)
+    b.smem("Vs", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e)
+    b.registers_tile("S", rows=t.block_q, cols=t.block_kv)
+    b.registers_tile("P", rows=t.block_q, cols=t.block_kv, bytes_per_element=e)
+    b.registers_tile("Oacc", rows=t.block_q, cols=t.head_dim)
+    if t.split_k:  # the warps' partial sums, one warp's at a time
+        b.smem("exchange", rows=t.block_q * t.warps, cols=t.head_dim, bytes_per_element=4)
+        b.registers_tile("O_part", rows=t.block_q, cols=t.head_dim)
+    b.registers_tile("Oout", rows=t.block_q, cols=t.head_dim, bytes_per_element=e)
+    b.registers_tile("LSEout", rows=t.block_q, cols=1)
+
+
+def epilogue(b: Builder, *, block: Index | None = None, like: str | None = "S", divided: bool = False) -> None:
+    """The deferred divide, then O through shared memory for whole-row stores, and LSE.
+
+    ``block``: the Q block that is stored. ``like``: the tile whose row sums are still spread over the threads that share a row,
+    None where they are whole. ``divided``: O has been divided already.
+    """
+    at = block or Index(arg="q_block")
+    if like:
+        b.op("quad_sum", like=like)
+    if divided:
+        b.op("log_sum", writes="LSEout", reads=("l", "m"))
+    else:
+        b.op("divide", writes=("Oacc", "LSEout"), reads=("l", "m"))
     b.op("convert", writes="Oout", reads="Oacc")
     b.op("to_smem", writes="Oout.smem", reads="Oout")
     b.op("barrier")
     b.op("from_smem", writes="Oout", reads="Oout")
-    b.op("store", writes="O", reads="Oout", index=Index(arg="q_block"))
-    b.op("store", writes="LSE", reads="LSEout", index=Index(arg="q_block"))
+    b.op("store", writes="O", reads="Oout", index=at)
+    b.op("store", writes="LSE", reads="LSEout", index=at)
 
 
 def check_forward(name: str, attention: Attention) -> None:
@@ -161,22 +136,137 @@ def check_counts(name: str, counts: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} has counts={counts!r}; it must be one of {', '.join(allowed)}")
 
 
-def grid(attention: Attention, block_q: int, block_kv: int) -> Tiles:
-    """Launch order of the released kernel: Q blocks fastest, then batch, then head."""
-    n_q = ceil_div(attention.seqlen_q, block_q)
-    head, batch, q_block = (
-        a.ravel() for a in np.meshgrid(np.arange(attention.heads_q), np.arange(attention.batch), np.arange(n_q), indexing="ij")
-    )
-    needed, masked = kv_blocks(attention, block_q, block_kv, q_block)
-    plane_q, plane_kv = planes(attention, batch, head)
-    names = ("plane_q", "plane_kv", "q_block", "n_blocks", "n_masked", "n_full")
-    return Tiles(names=names, values=np.stack([plane_q, plane_kv, q_block, needed, masked, needed - masked], axis=1))
+class _Step:
+    """The pieces of a CTA's work: a Q block begins, meets K/V blocks, ends."""
+
+    def __init__(self, b: Builder, t: FA2Tile, schedule: FA2, profile: LoopCounts | None, needs: Demand) -> None:
+        self.b, self.t, self.deferred, self.profile = b, t, schedule.deferred_divide, profile
+        self.overhead = BUILD_OVERHEAD[schedule.build] if schedule.counts == "binary" else None
+        unread = profile is None and schedule.counts == "binary"  # a binary's counts hold what it spills
+        self.spills = (needs.under_scores, needs.under_softmax) if unread else (0, 0)
+
+    def begin(self, q: Index, *, first: Index, seen: Index) -> None:
+        """The Q block, and (where ``seen`` >= 0) the first of its K blocks, on their way."""
+        b, rows = self.b, self.t.block_q
+        b.op("zero", writes="Oacc", shape=(rows, self.t.head_dim))
+        b.op("zero", writes="m", shape=(rows,), value=-np.inf)
+        b.op("zero", writes="l", shape=(rows,))
+        b.op("load_async", writes="Qs", reads="Q", index=q)
+        with b.when(seen):
+            b.op("load_async", writes="Ks", reads="K", index=first)
+        b.op("commit")
+
+    @contextmanager
+    def loop(self, trips: Index) -> Iterator[None]:
+        """K/V blocks, with what the compiled loop issues."""
+        counts, stalls = (self.profile.per_block, self.profile.stall_cycles) if self.profile else (None, None)
+        with self.b.loop("i", trips, counts=counts, overhead=self.overhead, stall_cycles=stalls):
+            yield
+
+    def block(self, j: Index, *, following: Index, needed: tuple[Index, ...], masks: tuple[Index | None, ...], q: Index) -> None:
+        """One K/V block: V loads under Q K^T, the next K (where all of ``needed`` are >= 0) under softmax and P V.
+
+        ``masks``: where each is >= 0 (None: everywhere) the block is masked.
+        """
+        b, split = self.b, {"split": "cols"} if self.t.split_k else {}
+        b.op("wait_group", arg=0)
+        b.op("barrier")
+        b.op("load_async", writes="Vs", reads="V", index=j)
+        b.op("commit")
+        self._spill(0)
+        b.op("mma", writes="S", reads=("Qs", "Ks"), transpose_b=True, **split)
+        self._refill(0)
+        for where in masks:
+            with b.when(where) if where else nullcontext():
+                b.op("mask", writes="S", index=j, **({} if q.arg else {"q_index": q}))
+        b.op("wait_group", arg=0)
+        b.op("barrier")
+        with ExitStack() as stack:
+            for where in needed:
+                stack.enter_context(b.when(where))
+            b.op("load_async", writes="Ks", reads="K", index=following)
+            b.op("commit")
+        self._softmax()
+        self._values()
+
+    def end(self, q: Index) -> None:
+        whole = self.t.split_k or not self.deferred
+        epilogue(self.b, block=q, like=None if whole else "S", divided=not self.deferred)
+
+    # --- pieces of a block ---
+
+    def _softmax(self) -> None:
+        b, t = self.b, self.t
+        split = {"split": "cols"} if t.split_k else {}
+        if t.split_k:
+            b.op("row_max", writes="m_part", reads="S", parts=t.warps, **split)
+            b.op("cross_warp", writes=("m", "m_old"), reads="m_part", combine="max", like="S", **split)
+        else:
+            b.op("row_max", writes=("m", "m_old"), reads="S")
+        undo = {} if self.deferred else {"divided": True}
+        with b.interleaved():
+            b.op("rescale", writes=("Oacc", "l"), reads=("m", "m_old"), **undo)
+            self._spill(1)
+            b.op("exp2", writes="S", reads=("S", "m"), **split)
+            if t.split_k:
+                b.op("row_sum", writes="l_part", reads="S", parts=t.warps, **split)
+            else:
+                b.op("row_sum", writes="l", reads="S")
+            b.op("convert", writes="P", reads="S")
+        if t.split_k or not self.deferred:
+            b.op("quad_sum", like="S", **split)
+        if t.split_k:
+            b.op("cross_warp", writes=("l", "l_old"), reads="l_part", combine="sum", like="S", barrier=False, **split)
+
+    def _values(self) -> None:
+        b, t = self.b, self.t
+        self._refill(1)
+        if t.split_k:
+            b.op("mma", writes="O_part", reads=("P", "Vs"), split="k", parts=t.warps)
+            b.op("cross_warp_tile", writes="Oacc", reads="O_part", accumulate=True)
+        else:
+            b.op("mma", writes="Oacc", reads=("P", "Vs"), accumulate=True)
+        if not self.deferred:
+            b.op("divide_rows", writes="Oacc", reads="l")
+
+    def _spill(self, point: int) -> None:
+        if self.spills[point]:
+            self.b.op("spill", reads="Oacc", registers=self.spills[point])
+
+    def _refill(self, point: int) -> None:
+        if self.spills[point]:
+            self.b.op("refill", writes="Oacc", registers=self.spills[point])
 
 
-def _registers(block_q: int, block_kv: int, d: int, warps: int) -> int:
-    """Ideal registers per thread: S and O in fp32, P in 16 bits, one k-step of fragments twice, 40 for addresses and state."""
-    threads = 32 * warps
-    accumulators = (block_q * block_kv + block_q * d) // threads
-    packed = block_q * block_kv // threads // 2
-    fragments = 2 * (block_q * 16 + max(block_kv, d) * 16 * warps) // threads // 2
-    return min(255, accumulators + packed + fragments + 40)
+def _q_block(step: _Step) -> None:
+    """A CTA's one Q block, against its K/V blocks from the last to the first: those that need a mask, then the others."""
+    q, last = Index(arg="q_block"), Index(arg="n_blocks", const=-1)
+    step.begin(q, first=last, seen=last)
+    for trips, top, masks in (("n_masked", "n_blocks", (None,)), ("n_full", "n_full", ())):
+        with step.loop(Index(arg=trips)):
+            following = Index(arg=top, const=-2, loop="i", coef=-1)
+            step.block(replace(following, const=-1), following=following, needed=(following,), masks=masks, q=q)
+    step.end(q)
+
+
+def _head(step: _Step, attention: Attention) -> None:
+    """A CTA's batch x head: its Q blocks one after the other, each against the K/V blocks it sees from the first to the last."""
+    b, t, q = step.b, step.t, Index(loop="q")
+    offset = attention.seqlen_kv - attention.seqlen_q
+    #: >= 0 where the Q block's last row sees the first key of K/V block 0, of block i, of block i + 1.
+    first = Index(const=offset + t.block_q - 1, loop="q", coef=t.block_q)
+    this = replace(first, loop="i", coef=-t.block_kv, outer="q", outer_coef=t.block_q)
+    after = replace(this, const=this.const - t.block_kv)
+    #: >= 0 where block i's last key lies beyond what the Q block's first row sees.
+    diagonal = Index(const=t.block_kv - 2 - offset, loop="i", coef=t.block_kv, outer="q", outer_coef=-t.block_q)
+    more = Index(arg="n_kv", const=-2, loop="i", coef=-1)
+    masks = [diagonal] if attention.causal else []
+    if attention.seqlen_kv % t.block_kv:
+        masks.append(Index(arg="n_kv", arg_coef=-1, const=1, loop="i"))
+    with b.loop("q", Index(arg="n_q")):
+        b.op("barrier")  # every warp has read the Q block before
+        step.begin(q, first=Index(), seen=first if attention.causal else Index())
+        with step.loop(Index(arg="n_kv")), b.when(this) if attention.causal else nullcontext():
+            needed = (more, after) if attention.causal else (more,)
+            step.block(Index(loop="i"), following=Index(const=1, loop="i"), needed=needed, masks=tuple(masks), q=q)
+        step.end(q)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..attention import Attention
-from ..program import IntArray, Tensor
+from ..program import IntArray, Tensor, Tiles
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -57,3 +57,12 @@ def planes(attention: Attention, batch: IntArray, head: IntArray) -> tuple[IntAr
     """(Q plane, K/V plane) of each (batch, query head): query heads share a K/V head in groups."""
     group = attention.heads_q // attention.heads_kv
     return batch * attention.heads_q + head, batch * attention.heads_kv + head // group
+
+
+def head_grid(attention: Attention, block_q: int, block_kv: int) -> Tiles:
+    """One CTA per batch x head, heads fastest, with how many Q and K/V blocks it walks through."""
+    batch, head = (a.ravel() for a in np.meshgrid(np.arange(attention.batch), np.arange(attention.heads_q), indexing="ij"))
+    plane_q, plane_kv = planes(attention, batch, head)
+    n_q = np.full_like(batch, ceil_div(attention.seqlen_q, block_q))
+    n_kv = np.full_like(batch, ceil_div(attention.seqlen_kv, block_kv))
+    return Tiles(names=("plane_q", "plane_kv", "n_q", "n_kv"), values=np.stack([plane_q, plane_kv, n_q, n_kv], axis=1))

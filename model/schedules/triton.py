@@ -44,7 +44,7 @@ class Triton:
 
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         t = tile(self, gpu, attention)
-        profile = TYPICAL if t.overhead else "ideal"
+        profile = TYPICAL["pytorch"] if t.overhead else "ideal"
         tensors = tuple(qkv_tensors(attention, t.block_q, t.block_kv, t.element).values())
         if t.instruction == TCGEN05:
             return (lower_tmem(t, tensors, grid(attention, t), profile),)
