@@ -43,7 +43,7 @@ class Sentence(click.ClickException):
 #: Commands of other modules, imported when they are asked for (those modules import this one).
 ELSEWHERE = {
     "check": "cli_check", "explore": "cli_explore", "whatif": "cli_explore", "report": "cli_report", "plot": "cli_report",
-    "view": "cli_report",
+    "view": "cli_report", "lineage": "cli_lineage",
 }
 
 
@@ -242,21 +242,6 @@ def crosscheck(file: Path, as_json: bool) -> None:
         _print_json(report)
     else:
         render.crosscheck(report)
-
-
-@main.command()
-@as_json
-def lineage(as_json: bool) -> None:
-    """The table of generations: predicted beside published, and what binds each."""
-    from . import render
-
-    table = _validate("lineage").lineage
-    with _working("predicting the lineage"):
-        rows = table()
-    if as_json:
-        _print_json(rows)
-    else:
-        render.lineage(rows)
 
 
 @main.command()

@@ -237,41 +237,32 @@ def comparison_dict(rows: Iterable[tuple[str, Result | str]]) -> list[dict[str, 
 
 
 def crosscheck(report: Mapping[str, Any]) -> None:
-    """Rows with verdicts, then the summary, whatever groups it has."""
-    rows("rows", report["rows"])
+    """A row a measurement with its error and verdict, then errors by group; what could not be modelled, with the reason."""
+    good = [row for row in report["rows"] if row["status"] == "ok"]
+    table = _table("rows", "line", "what", "predicted", "measured", "error", text=0)
+    table.columns[1].justify = "left"
+    table.add_column("verdict", justify="left", overflow="fold", min_width=24)
+    for row in good:
+        unit = "cycles" if row.get("measured_cycles") else "ms"
+        what = " ".join(str(row[key]) for key in ("gpu", "kernel", "label") if row.get(key))
+        predicted, measured = (_cell(row.get(f"{side}_{unit}")) for side in ("predicted", "measured"))
+        table.add_row(
+            str(row["line"]), escape(what), f"{predicted} {unit}", f"{measured} {unit}", f"{row['error_pct']:+.1f} %",
+            escape(row["verdict"]),
+        )
+    console = _console()
+    if good:
+        console.print(table)
+    skipped = [{"line": row["line"], "reason": row["reason"]} for row in report["rows"] if row["status"] != "ok"]
+    if skipped:
+        rows("skipped", skipped)
     plain = {key: value for key, value in report["summary"].items() if not isinstance(value, Mapping)}
     if plain:
         rows("summary", [plain])
     for key, group in report["summary"].items():
-        if isinstance(group, Mapping):
+        if isinstance(group, Mapping) and group:
             nested = {name: value for name, value in group.items() if isinstance(value, Mapping)}
-            rows(f"by {key}", [{key: name, **value} for name, value in nested.items()] if nested else [group])
-
-
-def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
-    """One row a generation, then what binds each and where its published number comes from."""
-    console = _console()
-    columns = ("generation", "gpu", "problem", "TFLOP/s", "published", "error", "MHz", "HBM", "speed-up")
-    table = _table("Lineage, forward", *columns, text=3)
-    for row in entries:
-        published, error = row["published_tflops"], row["error_pct"]
-        table.add_row(
-            row["generation"],
-            row["gpu"],
-            row["shape"],
-            f"{row['predicted_tflops']:.1f}",
-            f"{published:.1f}" if published else "-",
-            f"{error:+.1f} %" if published else "-",
-            f"{row['clock_mhz']:.0f}",
-            _size(row["hbm_gb"] * 1e9),
-            f"{row['speedup']:.2f}x" if row["speedup"] else "",
-        )
-    console.print(table)
-    console.print("error: of the predicted time, negative is faster than published. speed-up: over the generation before it.\n")
-    binds = _table("What binds", "generation", "limiter", "published in", text=3)
-    for row in entries:
-        binds.add_row(row["generation"], row["limiter"], row["source"])
-    console.print(binds)
+            rows(f"by {key}" if nested else key, [{key: name, **value} for name, value in nested.items()] if nested else [group])
 
 
 def rows(title: str, table_rows: Sequence[Mapping[str, Any]]) -> None:

@@ -25,8 +25,9 @@ TILES = {
     256: (128, 64, 8),
 }
 TILE_256_SM90 = (64, 64, 4)
-#: Elements of a partial O that warps which split K add up, at most: each warp holds all of it, 128 registers a thread.
-SPLIT_K_OUTPUT = 4096
+#: Elements of the O that warps which split K add up: each holds all of it, and all of them pass through shared memory in fp32
+#: (32 KB with four warps), so that two CTAs still fit on an SM.
+SPLIT_K_OUTPUT = 2048
 #: Registers a thread beside accumulators, P and one k-step's fragments: addresses, row statistics, loop state. The median of what
 #: the six binaries in profiles/fa2.toml use that keep clear of the limit (head_dim 192 and 256).
 STATE_REGISTERS = 45
@@ -57,7 +58,7 @@ def tile(schedule: FA2, gpu: GPU, attention: Attention) -> FA2Tile:
     d = sizes[0]
     base = TILE_256_SM90 if d == 256 and gpu.architecture != "sm_80" else TILES[d]
     split_k = schedule.split == "k"
-    rows = min(base[0], SPLIT_K_OUTPUT // d // 16 * 16) if split_k else base[0]
+    rows = max(16, SPLIT_K_OUTPUT // d // 16 * 16) if split_k else base[0]
     t = FA2Tile(
         block_q=schedule.block_q or rows, block_kv=schedule.block_kv or base[1], warps=schedule.warps or base[2], head_dim=d,
         split_k=split_k,

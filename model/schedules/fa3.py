@@ -46,6 +46,8 @@ class FA3:
     cluster: int | None = None
     #: One CTA an SM that goes on from tile to tile; without it a CTA a tile (the paper's FP8 kernels).
     persistent: bool = True
+    #: Causal tiles of most K/V blocks first (LPT), heads in sections that fit in L2; without it in the order of the others.
+    longest_first: bool = True
     counts: str = "binary"
 
     @property

@@ -47,6 +47,7 @@ class FA3Tile:
     pingpong: bool
     p_in_smem: bool
     rescale_first: bool
+    longest_first: bool
 
     @property
     def fp8(self) -> bool:
@@ -113,6 +114,7 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         element=1 if fp8 else 2,
         pingpong=(released if schedule.pingpong is None else schedule.pingpong) and groups > 1,
         p_in_smem=not fp8 and d <= 96 and not (attention.causal and d <= 64),
+        longest_first=schedule.longest_first,
         rescale_first=not fp8 and d > 128 and schedule.intra_overlap,  # in order no product of Q K^T is under way to hide it
     )
 
@@ -132,7 +134,7 @@ def grid(gpu: GPU, attention: Attention, t: FA3Tile) -> Tiles:
     n_q = ceil_div(attention.seqlen_q, t.block_q)
     shape = (attention.batch, attention.heads_q, n_q)
     batch, head, q_block = (a.ravel() for a in np.indices(shape))
-    if attention.causal:
+    if attention.causal and t.longest_first:
         kv_bytes = attention.seqlen_kv * (attention.head_dim + attention.head_dim_v) * t.element
         group = attention.heads_q // attention.heads_kv
         section = max(1, 1 << max(0, int(np.log2(max(1, L2_SECTION_BYTES // kv_bytes))))) * group

@@ -43,6 +43,8 @@ class FA4:
     exp2_emulation: float | None = None
     rescale_threshold: float = 8.0
     rescale_rate: float | None = None
+    #: Causal tiles of most K/V blocks first (LPT), heads in sections that fit in L2; without it in the order of the others.
+    longest_first: bool = True
     counts: str = "binary"
 
     @property

@@ -53,6 +53,7 @@ class FA4Tile:
     rescale_every: int
     max_loaded: bool
     causal: bool
+    longest_first: bool
 
     @property
     def block_q(self) -> int:
@@ -119,6 +120,7 @@ def tile(schedule: FA4, gpu: GPU, attention: Attention) -> FA4Tile:
         rescale_every=max(1, round(1 / rate)) if rate > 0 else 0,
         max_loaded=gpu.architecture == "sm_103",
         causal=attention.causal,
+        longest_first=schedule.longest_first,
     )
     if share is None and gpu.pipe.ex2 >= SLOW_MUFU_CYCLES:
         t = replace(t, emulated=EMULATED.get((d, pair, attention.causal), OTHERWISE) * block_kv // LANES // 2 * 2)
@@ -176,7 +178,7 @@ def grid(gpu: GPU, attention: Attention, t: FA4Tile) -> Tiles:
     clusters = ceil_div(attention.seqlen_q, t.block_q * t.ctas)
     shape = (attention.batch, attention.heads_q, clusters, t.ctas)
     batch, head, cluster, rank = (a.ravel() for a in np.indices(shape))
-    if attention.causal:
+    if attention.causal and t.longest_first:
         kv_bytes = attention.seqlen_kv * (attention.head_dim + attention.head_dim_v) * t.element
         section = 1 << max(0, int(np.log2(max(1, L2_SECTION_BYTES // kv_bytes))))
         plane = batch * attention.heads_q + head

@@ -1,0 +1,49 @@
+"""The command ``lineage``: the table of generations, and with ``--ideas`` what each of their ideas is worth."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from . import cli
+
+
+@click.command()
+@click.option("--ideas", "with_ideas", is_flag=True, help="Each idea as a switch: the generation with it and without it.")
+@click.option("--idea", "names", multiple=True, metavar="NAME", help="Of --ideas this one alone; may be repeated.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Of --ideas: on this chip [default: its own and the neighbours].")
+@cli.as_json
+def lineage(with_ideas: bool, names: tuple[str, ...], gpus: tuple[str, ...], as_json: bool) -> None:
+    """The table of generations: predicted beside published, and what binds each."""
+    from . import render_lineage
+
+    asked = with_ideas or bool(names)
+    if gpus and not asked:
+        raise ValueError("--gpu chooses chips for --ideas; each generation's row has a chip of its own: add --ideas")
+    with _progress("predicting the lineage") as say:
+        if asked:
+            rows = cli._validate("ideas").ideas(names, gpus, progress=say)
+        else:
+            rows = cli._validate("lineage").lineage(progress=say)
+    if as_json:
+        cli._print_json(rows)
+    elif asked:
+        render_lineage.ideas(rows)
+    else:
+        render_lineage.lineage(rows)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that says what is under way, where a person looks."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(f"{what} ...") as status:
+        yield lambda text: status.update(f"{what}: {escape(text)} ...")

@@ -1,0 +1,77 @@
+"""What ``flashsim lineage`` prints: generations with their speed-ups and limiters, and what each idea is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from .render import _console, _size, _table
+
+
+def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
+    """One row a generation, then the chain of speed-ups, then what binds each and where its published number comes from."""
+    console = _console()
+    table = _table("Lineage, forward", "generation", "gpu", "TFLOP/s", "published", "error", "MHz", "HBM", text=2)
+    for row in entries:
+        published, error = row["published_tflops"], row["error_pct"]
+        table.add_row(
+            row["generation"], row["gpu"], f"{row['predicted_tflops']:.1f}", f"{published:.1f}" if published else "-",
+            f"{error:+.1f} %" if published else "-", f"{row['clock_mhz']:.0f}", _size(row["hbm_gb"] * 1e9),
+        )  # fmt: skip
+    console.print(table)
+    console.print("error: of the predicted time, negative is faster than published\n")
+    chain = _table("Speed-ups", "generation", "over", "predicted", "published", text=2)
+    for row in entries:
+        for step in row["speedups"]:
+            published = step["published"]
+            words = f"{published[0]:.2f}x" if published and published[0] == published[1] else ""
+            if published and not words:
+                words = f"{published[0]:.1f} to {published[1]:.1f}x"
+            chain.add_row(row["generation"], step["over"], f"{step['predicted']:.2f}x", words or "-")
+    console.print(chain)
+    console.print()
+    binds = _table("What binds", "generation", "limiter", "problem; published in", text=3)
+    for row in entries:
+        binds.add_row(row["generation"], escape(row["limiter"]), escape(f"{row['shape']}; {row['source']}"))
+    console.print(binds)
+
+
+def ideas(rows: Sequence[Mapping[str, Any]]) -> None:
+    """An idea a block: what the papers claim, and a row a chip with both sides and, in words, what is lost without it."""
+    console = _console()
+    last = ""
+    for row in rows:
+        if row["idea"] != last:
+            last = row["idea"]
+            console.print(
+                f"\n[bold]{row['generation']}: {escape(row['idea'])}[/bold]   without it: {escape(row['without_it'])};"
+                f" {escape(row['shape'])}\n[dim]published: {escape(row['claim'])} ({escape(row['source'])})[/dim]"
+            )
+            of_one = [each for each in rows if each["idea"] == last]
+            console.print(_sides(of_one))
+
+
+def _sides(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("", "gpu", "cycles with", "without", text=1)
+    table.title = None
+    table.add_column("without it", justify="left", overflow="fold", ratio=3)
+    table.add_column("binds, without -> with it", justify="left", overflow="fold", ratio=2)
+    for row in rows:
+        if row["reason"]:
+            table.add_row(row["gpu"], "-", "-", escape(row["reason"]), "")
+            continue
+        having, lacking = row["with"], row["without"]
+        binds = [_short(side["limiter"]) for side in (lacking, having)]
+        table.add_row(
+            row["gpu"], f"{having['cycles']:,.0f}", f"{lacking['cycles']:,.0f}", escape(row["worth"]),
+            escape(binds[0] if binds[0] == binds[1] else " -> ".join(binds)),
+        )  # fmt: skip
+    return table
+
+
+def _short(limiter: str) -> str:
+    """A limiter without its explanation: the unit and its share, or what warps wait for."""
+    return limiter.partition(";")[2].strip() if limiter.startswith("latency") else limiter.partition(";")[0].partition(" (")[0]
