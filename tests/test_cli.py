@@ -262,7 +262,8 @@ def test_crosscheck_is_readable_in_a_terminal(columns: int, monkeypatch: pytest.
         "verdict": "as predicted (within 10 %)", "reason": "",
     }  # fmt: skip
     group = {"n": 305, "mean_abs_error_pct": 7.123, "median_abs_error_pct": 5.5, "max_abs_error_pct": 39.7, "bias_pct": -2.2}
-    report = {"rows": [row], "summary": {"ok": 1, "skipped": 0, "gpu/kernel/pass/head_dim/causal": {"a100-80gb fa1 fwd 128 0": group}}}
+    groups = {"gpu/kernel/pass/head_dim/causal": {"a100-80gb fa1 fwd 128 0": group}}
+    report = {"rows": [row], "summary": {"ok": 1, "skipped": 0, **groups}}
     monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(crosscheck=lambda file: report))
     as_terminal(monkeypatch, columns)
     lines = lines_within(run("crosscheck", "rows.csv").stdout, columns)

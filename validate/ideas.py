@@ -1,7 +1,7 @@
 """What each idea of the lineage is worth: a generation with it and without it, on its own chip and on its neighbours.
 
 Every idea is a switch of a schedule (or the step from one schedule to another), and both sides are programs that run. Both count
-instructions in the same way: the binary's where both sides were compiled, otherwise the algorithm's own. A claim is what the papers
+instructions in the same way: the binary's where both sides have one, otherwise the algorithm's own. A claim is what the papers
 print about the idea alone; ``tests/test_validate_ideas.py`` holds sign and order against it.
 """
 
@@ -47,7 +47,8 @@ class Idea:
     def missing(self) -> tuple[str, ...]:
         """Fields that its schedules do not have."""
         sides = ((self.schedule, self.fields), (self.against or self.schedule, self.without))
-        return tuple(name for kernel, switches in sides for name, _ in switches if name not in SCHEDULES[kernel].__dataclass_fields__)
+        known = {kernel: SCHEDULES[kernel].__dataclass_fields__ for kernel, _ in sides}
+        return tuple(name for kernel, switches in sides for name, _ in switches if name not in known[kernel])
 
     @property
     def problem_without(self) -> Attention:
@@ -69,7 +70,8 @@ IDEAS = (
     Idea(
         name="tiling", generation="FA1", schedule="fa1", against="standard", attention=_FA1,
         gpus=("a100-40gb", "a100-80gb", "h100"),
-        claim="2.0x at N=4096; HBM 40.3 -> 4.4 GB (forward and backward, GPT-2)", source="FA1 table 18, figure 2", loses=(1.9, 2.0),
+        claim="2.0x at N=4096; HBM 40.3 -> 4.4 GB (forward and backward, GPT-2)", source="FA1 table 18, figure 2",
+        loses=(1.9, 2.0),
     ),
     Idea(
         name="Q blocks outside", generation="FA2", schedule="fa2", against="fa1", attention=_FA2, gpus=_A100,
@@ -145,7 +147,8 @@ IDEAS = (
     Idea(
         name="emulated exponentials", generation="FA4", schedule="fa4", attention=_FA4, gpus=_BLACKWELL,
         fields=_ALGORITHM, without=(("exp2_emulation", 0.0),),
-        claim="10 to 25 % of them on the FMA pipe; B300, whose MUFU is twice as fast, emulates none", source="FA4 section 3.1, code",
+        claim="10 to 25 % of them on the FMA pipe; B300, whose MUFU is twice as fast, emulates none",
+        source="FA4 section 3.1, code",
     ),
     Idea(
         name="conditional rescale", generation="FA4", schedule="fa4", attention=_FA4, gpus=_BLACKWELL,
@@ -168,8 +171,8 @@ TELLING = 0.03
 def ideas(
     names: Iterable[str] = (), gpus: Iterable[str] = (), *, progress: Callable[[str], None] = lambda text: None
 ) -> list[dict[str, Any]]:
-    """One dict an idea and chip: both sides' cycles, ms, bytes, meetings and limiter, how many times as long it takes without, and
-    ``worth`` in words. An idea that cannot run there, or whose switch its schedule lacks, says so in ``reason``.
+    """One dict an idea and chip: both sides' cycles, ms, bytes, meetings and limiter, how many times as long it takes without it,
+    and ``worth`` in words. An idea that cannot run there, or whose switch its schedule lacks, says so in ``reason``.
 
     ``names`` and ``gpus`` choose (none: all ideas, each on its own chips). ``progress`` hears what is next.
     """
@@ -238,8 +241,7 @@ def _moved(result: Result, key: str) -> int:
 
 
 def meetings(program: Program) -> float:
-    """Barriers at which a CTA's warps wait for each other, per K/V block: those of the role that meets most, over the tile of most
-    blocks."""
+    """Barriers at which a CTA's warps wait for each other, per K/V block: the role that meets most, in the longest tile."""
     most, names = 0.0, program.tiles.names
     tile = int(program.tiles.values[:, names.index("n_blocks")].argmax()) if "n_blocks" in names else 0
     for role in range(len(program.roles)):
@@ -259,7 +261,7 @@ def worth(having: Result, lacking: Result) -> str:
     words = [f"{time:+.0f} % time" if abs(time) >= 0.5 else "no time"]
     cycles = 100 * (lacking.cycles / having.cycles - 1)
     if abs(cycles - time) >= 2:
-        words[0] += f" ({cycles:+.0f} % cycles; the power limit gives the rest back)" if cycles > time else f" ({cycles:+.0f} % cycles)"
+        words[0] += f" ({cycles:+.0f} % cycles{'; the power limit gives the rest back' if cycles > time else ''})"
     for key, label in BYTES:
         before, after = _moved(having, key), _moved(lacking, key)
         if before and abs(after / before - 1) >= TELLING:

@@ -1,7 +1,7 @@
 """The table of generations: predicted beside published, and what binds each.
 
-Published numbers are the papers' (rows of ``validate/data/published.csv``, headlines of their texts) and this project's H200 times;
-a generation's row names the one it is compared with.
+Published numbers are the papers' (rows of ``validate/data/published.csv``, headlines of their texts) and this project's H200
+times; a generation's row names those it is compared with.
 """
 
 from __future__ import annotations

@@ -264,7 +264,8 @@ def _head(step: _Step, attention: Attention) -> None:
     if attention.seqlen_kv % t.block_kv:
         masks.append(Index(arg="n_kv", arg_coef=-1, const=1, loop="i"))
     with b.loop("q", Index(arg="n_q")):
-        b.op("barrier")  # every warp has read the Q block before
+        b.op("wait_group", arg=0)  # a Q block that no key met has not been waited for
+        b.op("barrier")  # and every warp has read the one before
         step.begin(q, first=Index(), seen=first if attention.causal else Index())
         with step.loop(Index(arg="n_kv")), b.when(this) if attention.causal else nullcontext():
             needed = (more, after) if attention.causal else (more,)
