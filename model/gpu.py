@@ -53,7 +53,10 @@ class Section(BaseModel):
 
 
 class Sm(Section):
-    """One streaming multiprocessor: how many, what fits on it, and in which units registers and SMEM are given out."""
+    """One streaming multiprocessor: how many, what fits on it, and in which units registers and SMEM are given out.
+
+    ``l1_bytes``: of the data cache that L1 and SMEM share; what the resident CTAs' SMEM leaves is L1.
+    """
 
     count: Count
     subpartitions: Count
@@ -67,6 +70,7 @@ class Sm(Section):
     smem_per_cta_bytes: Bytes
     smem_reserved_per_cta_bytes: Bytes
     smem_alloc_unit_bytes: Bytes
+    l1_bytes: Bytes
 
 
 class Clock(Section):

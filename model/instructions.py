@@ -35,9 +35,9 @@ class Path(IntEnum):
 class Instruction:
     """One warp instruction: the pipe it occupies, the chip field that prices it, and where its data go.
 
-    ``smem_bytes``: bytes of the shared-memory port per warp instruction; ``spill_bytes``: bytes of local memory written through
-    to L2; ``tmem_bytes``: of tensor memory, negative for a store. ``packed``: it works on two values (f32x2). ``counter``: the
-    profiler's pipe that counts it ("none": nothing is executed).
+    ``smem_bytes``: bytes of the shared-memory port per warp instruction; ``spill_bytes``: bytes of local memory that pass L2
+    (stores are written through); ``tmem_bytes``: of tensor memory, negative for a store. ``packed``: it works on two values
+    (f32x2). ``counter``: the profiler's pipe that counts it ("none": nothing is executed).
     """
 
     name: str
@@ -98,6 +98,7 @@ _ROWS = (
     _row("stg", "lsu", "lsu", "STG.E.128", cost="lsu", path=Path.GLOBAL_STORE),
     _row("stl", "lsu", "lsu", "STL", cost="lsu", spill=128),
     _row("ldl", "lsu", "lsu", "LDL", cost="lsu", path=Path.SMEM, smem=128),  # from L1, through the same port
+    _row("ldl_far", "lsu", "lsu", "LDL", cost="lsu", spill=128),  # L1 does not hold it: from L2
     _row("control", "control", "other", "BRA, BAR, DEPBAR, UMOV, NOP"),
     _row("stsm", "lsu", "lsu", "STSM.16.M88.4", cost="lsu", path=Path.SMEM, smem=512),
     _row("utmaldg", "control", "other", "UTMALDG", cost="control", path=Path.TMA_LOAD),

@@ -207,9 +207,12 @@ def spill(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int
 
 
 def refill(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """They come back: an LDL each, that hits in L1."""
-    emit.issue("ldl", int(s.attrs["registers"]), scoreboard=1)
-    emit.wait_scoreboard(1)
+    """They come back: an LDL each. From L1 they take the SMEM port and its latency; otherwise (``far``) they load L2."""
+    if s.attrs.get("far"):
+        emit.issue("ldl_far", int(s.attrs["registers"]))
+    else:
+        emit.issue("ldl", int(s.attrs["registers"]), scoreboard=1)
+        emit.wait_scoreboard(1)
 
 
 def cross_warp(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

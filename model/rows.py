@@ -13,7 +13,8 @@ MMA_WEIGHT = 6
 
 #: Which instruction stands for a binary's extra work in each pipe (moves, address arithmetic, loop control).
 EXTRA_INSTRUCTION = {
-    "fma": "mov", "alu": "int_alu", "other": "control", "lsu": "control", "xu": "ex2", "stl": "stl", "stall": "stall",
+    "fma": "mov", "alu": "int_alu", "other": "control", "lsu": "control", "xu": "ex2", "stl": "stl", "ldl": "ldl",
+    "ldl_far": "ldl_far", "stall": "stall",
 }  # fmt: skip
 
 OPCODE, BUNDLE, COUNT, ARG, BYTES, TENSOR, INDEX, JUMP, STATEMENT, BARRIER, RING = range(len(CODE_COLUMNS))

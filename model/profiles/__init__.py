@@ -31,12 +31,14 @@ TYPICAL_OVERHEAD = BUILD_OVERHEAD["pytorch"]
 class LoopCounts:
     """Warp instructions per warp and K/V block by counter (fma, alu, xu, tensor, lsu, other), registers per thread, the
     bytes of local memory a warp writes per K/V block (register spills, they go through to L2: instruction ``stl``), and those it
-    keeps in all (``local_bytes``); ``stall_cycles``: the sum of the compiler's stall counts."""
+    keeps in all (``local_bytes``); ``frame_bytes``: local memory a thread, where it is worth asking whether L1 holds it;
+    ``stall_cycles``: the sum of the compiler's stall counts."""
 
     label: str
     registers: int
     per_block: Mapping[str, float]
     local_bytes: int = 0
+    frame_bytes: int = 0
     stall_cycles: float | None = None
 
 
@@ -54,13 +56,17 @@ def loop_counts(
         key = (row["architecture"], row["head_dim"], row["block_q"], row["block_kv"], row["warps"])
         if key == (architecture, head_dim, block_q, block_kv, warps) and build in (None, row.get("build")):
             spills = row["spill_bytes"] / LOCAL_STORE_BYTES
-            per_block = row["per_block"] | {"lsu": row["per_block"]["lsu"] - spills, "stl": spills}
+            per_block = row["per_block"] | {"lsu": row["per_block"]["lsu"] - row.get("local_accesses", spills), "stl": spills}
+            if "refill_bytes" in row:
+                per_block["ldl"] = row["refill_bytes"] / LOCAL_STORE_BYTES
+            frame = row.get("stack_bytes", 0)
             label = f"{row['kind']}: {row['source']}"
             return LoopCounts(
                 label=label,
                 registers=row["registers"],
                 per_block=MappingProxyType(per_block),
-                local_bytes=row.get("spill_once_bytes", 0) + row["spill_bytes"],
+                local_bytes=32 * frame or row.get("spill_once_bytes", 0) + row["spill_bytes"],
+                frame_bytes=frame,
                 stall_cycles=row.get("stall_cycles"),
             )
     return None

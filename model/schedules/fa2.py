@@ -18,7 +18,7 @@ from ..gpu import GPU
 from ..profiles import BUILD_OVERHEAD, TYPICAL, LoopCounts, loop_counts
 from ..program import Index, Program
 from ..schedule import Builder
-from .fa2_tiles import Demand, FA2Tile, demand, grid, tile
+from .fa2_tiles import Demand, FA2Tile, demand, grid, l1_holds, tile
 from .grid import head_grid, qkv_tensors
 
 BUILDS = tuple(BUILD_OVERHEAD)
@@ -60,25 +60,28 @@ class FA2:
             if value not in allowed:
                 raise ValueError(f"fa2 has {field}={value!r}; it must be one of {', '.join(allowed)}: change {field}")
         t = tile(self, gpu, attention)
-        profile, needs = self._profile(gpu, t), demand(t)
-        b = Builder(
-            name="fa2_fwd",
-            warps=t.warps,
-            registers=self.registers or (profile.registers if profile else needs.registers),
-        )
+        profile, needs = self._profile(gpu, t), demand(t) if self.counts == "binary" else Demand()
+        program = self._program(attention, t, profile, needs, far=False)
+        frame = profile.frame_bytes if profile else needs.frame_bytes
+        if frame and not l1_holds(gpu, program, frame):
+            program = self._program(attention, t, profile, needs, far=True)
+        return (program,)
+
+    def _program(self, attention: Attention, t: FA2Tile, profile: LoopCounts | None, needs: Demand, *, far: bool) -> Program:
+        """``far``: what is spilled comes back from L2."""
+        registers = self.registers or (profile.registers if profile else demand(t).registers)
+        b = Builder(name="fa2_fwd", warps=t.warps, registers=registers)
         _buffers(b, t, attention.dtype_bytes)
-        step = _Step(b, t, self, profile, needs)
+        step = _Step(b, t, self, profile, needs, far=far)
         if self.sequence_parallel:
             _q_block(step)
         else:
             _head(step, attention)
-        return (
-            b.build(
-                tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
-                tiles=(grid if self.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
-                profile=profile.label if profile else TYPICAL[self.build] if self.counts == "binary" else "ideal",
-                local_bytes=profile.local_bytes * t.warps if profile else 0,
-            ),
+        return b.build(
+            tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
+            tiles=(grid if self.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
+            profile=profile.label if profile else TYPICAL[self.build] if self.counts == "binary" else "ideal",
+            local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
         )
 
     def _profile(self, gpu: GPU, t: FA2Tile) -> LoopCounts | None:
@@ -139,11 +142,16 @@ def check_counts(name: str, counts: str, allowed: tuple[str, ...]) -> None:
 class _Step:
     """The pieces of a CTA's work: a Q block begins, meets K/V blocks, ends."""
 
-    def __init__(self, b: Builder, t: FA2Tile, schedule: FA2, profile: LoopCounts | None, needs: Demand) -> None:
-        self.b, self.t, self.deferred, self.profile = b, t, schedule.deferred_divide, profile
+    def __init__(
+        self, b: Builder, t: FA2Tile, schedule: FA2, profile: LoopCounts | None, needs: Demand, *, far: bool
+    ) -> None:
+        self.b, self.t, self.deferred, self.far = b, t, schedule.deferred_divide, far
         self.overhead = BUILD_OVERHEAD[schedule.build] if schedule.counts == "binary" else None
-        unread = profile is None and schedule.counts == "binary"  # a binary's counts hold what it spills
-        self.spills = (needs.under_scores, needs.under_softmax) if unread else (0, 0)
+        self.spills = (0, 0) if profile else (needs.under_scores, needs.under_softmax)  # a binary's counts hold what it spills
+        self.stalls = profile.stall_cycles if profile else None
+        self.counts = dict(profile.per_block) if profile else None
+        if self.counts and far:
+            self.counts["ldl_far"] = self.counts.pop("ldl", 0)
 
     def begin(self, q: Index, *, first: Index, seen: Index) -> None:
         """The Q block, and (where ``seen`` >= 0) the first of its K blocks, on their way."""
@@ -159,8 +167,7 @@ class _Step:
     @contextmanager
     def loop(self, trips: Index) -> Iterator[None]:
         """K/V blocks, with what the compiled loop issues."""
-        counts, stalls = (self.profile.per_block, self.profile.stall_cycles) if self.profile else (None, None)
-        with self.b.loop("i", trips, counts=counts, overhead=self.overhead, stall_cycles=stalls):
+        with self.b.loop("i", trips, counts=self.counts, overhead=self.overhead, stall_cycles=self.stalls):
             yield
 
     def block(self, j: Index, *, following: Index, needed: tuple[Index, ...], masks: tuple[Index | None, ...], q: Index) -> None:
@@ -235,7 +242,7 @@ class _Step:
 
     def _refill(self, point: int) -> None:
         if self.spills[point]:
-            self.b.op("refill", writes="Oacc", registers=self.spills[point])
+            self.b.op("refill", writes="Oacc", registers=self.spills[point], **({"far": True} if self.far else {}))
 
 
 def _q_block(step: _Step) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..program import Tiles
+from ..program import Program, Tiles
+from ..tiling import occupancy
 from .grid import ceil_div, kv_blocks, planes
 
 if TYPE_CHECKING:
@@ -78,14 +79,19 @@ def tile(schedule: FA2, gpu: GPU, attention: Attention) -> FA2Tile:
 class Demand:
     """Registers a thread at the three points of a K/V block where most are alive: in Q K^T, in softmax, in P V."""
 
-    scores: int
-    softmax: int
-    values: int
+    scores: int = 0
+    softmax: int = 0
+    values: int = 0
 
     @property
     def registers(self) -> int:
         """What the kernel gets."""
         return min(MOST_REGISTERS, max(self.scores, self.softmax, self.values))
+
+    @property
+    def frame_bytes(self) -> int:
+        """Local memory a thread: a place for each of those below."""
+        return 4 * (self.under_scores + self.under_softmax)
 
     @property
     def under_scores(self) -> int:
@@ -96,6 +102,14 @@ class Demand:
     def under_softmax(self) -> int:
         """Registers of O that, rescaled, must leave again until S is gone, or of P V's own excess."""
         return max(0, max(self.softmax, self.values) - MOST_REGISTERS)
+
+
+def l1_holds(gpu: GPU, program: Program, frame_bytes: int) -> bool:
+    """Whether the local memory of all resident threads fits in what their SMEM leaves of the SM's data cache; a loop walks
+    through all of it, so that what does not fit misses throughout."""
+    ctas = occupancy(gpu, program).ctas_per_sm
+    smem = ctas * (program.smem_bytes + int(gpu.sm.smem_reserved_per_cta_bytes))
+    return ctas * 32 * program.warps * frame_bytes <= gpu.sm.l1_bytes - smem
 
 
 def demand(t: FA2Tile) -> Demand:

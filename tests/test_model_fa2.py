@@ -1,0 +1,119 @@
+"""FA2's registers and tiles: what its binaries use and spill, the usual overhead of a build, tiles in the order measured."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import load_gpu
+from flashsim.model.instructions import INSTRUCTIONS
+from flashsim.model.profiles import BUILD_OVERHEAD
+from flashsim.model.program import Opcode, Program
+from flashsim.model.rows import BUNDLE, COUNT, JUMP, OPCODE
+from flashsim.model.schedules import get_schedule
+from flashsim.model.schedules.fa2_tiles import MOST_REGISTERS, STATE_REGISTERS, FA2Tile, demand, l1_holds
+from flashsim.sim.predict import Result, simulate
+
+PROFILES: list[dict[str, Any]] = tomllib.loads((resources.files("flashsim.model.profiles") / "fa2.toml").read_text())["loop"]
+RELEASED = [row for row in PROFILES if "stack_bytes" not in row]
+CHIPS = {"sm_80": "a100-80gb", "sm_90": "h100"}
+DATA = Path(str(resources.files("flashsim.validate"))) / "data"
+
+
+def tile_of(row: dict[str, Any]) -> FA2Tile:
+    return FA2Tile(block_q=row["block_q"], block_kv=row["block_kv"], warps=row["warps"], head_dim=row["head_dim"])
+
+
+def issued(program: Program) -> dict[str, int]:
+    """Instructions by counter in a trip of the last loop."""
+    start = [i for i, row in enumerate(program.code) if row[OPCODE] == Opcode.LOOP][-1]
+    counts: dict[str, int] = {}
+    for row in program.code[start : program.code[start][JUMP]]:
+        if row[OPCODE] == Opcode.ISSUE:
+            for name, n in program.bundles[row[BUNDLE]]:
+                counter = INSTRUCTIONS[name].counter
+                counts[counter] = counts.get(counter, 0) + n * int(row[COUNT])
+    return counts
+
+
+@pytest.mark.parametrize("build", BUILD_OVERHEAD)
+@pytest.mark.parametrize("pipe", ["fma", "alu"])
+def test_the_usual_overhead_is_the_median_of_the_builds_binaries(build: str, pipe: str) -> None:
+    ratios = []
+    for row in (r for r in RELEASED if r["build"] == build):
+        a = Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=row["head_dim"])
+        fields = {name: row[name] for name in ("block_q", "block_kv", "warps")}
+        (program,) = get_schedule("fa2", counts="ideal", **fields).lower(load_gpu(CHIPS[row["architecture"]]), a)
+        ratios.append(row["per_block"][pipe] / issued(program)[pipe])
+    assert median(ratios) == pytest.approx(BUILD_OVERHEAD[build][pipe], abs=0.06)
+
+
+def test_state_registers_are_the_median_of_the_binaries_clear_of_the_limit() -> None:
+    rows = [row for row in RELEASED if row["head_dim"] >= 192]
+    left = []
+    for row in rows:
+        need = demand(tile_of(row))
+        left.append(row["registers"] - (max(need.scores, need.softmax, need.values) - STATE_REGISTERS))
+    assert len(rows) == 8
+    assert median(sorted(set(left))) == pytest.approx(STATE_REGISTERS, abs=1)
+
+
+@pytest.mark.parametrize("row", RELEASED, ids=lambda r: f"{r['build']} {r['architecture']} D{r['head_dim']}")
+def test_a_tile_is_said_to_spill_exactly_where_its_binary_spills(row: dict[str, Any]) -> None:
+    need = demand(tile_of(row))
+    assert (need.under_scores + need.under_softmax > 0) == (row["spill_bytes"] > 0)
+    assert need.registers <= MOST_REGISTERS
+
+
+def test_a_frame_that_l1_does_not_hold_comes_back_from_l2() -> None:
+    """256 x 64 with four warps: 600 B a thread, two CTAs of 128 threads, and 97 KB of an A100's 192 KB are SMEM."""
+    a = Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=64, dtype="fp16")
+    gpu = load_gpu("a100-80gb")
+    (spilling,) = get_schedule("fa2", build="flash-attn", block_q=256, block_kv=64).lower(gpu, a)
+    assert not l1_holds(gpu, spilling, 600)
+    assert l1_holds(gpu, spilling, 300)
+    names = {name for bundle in spilling.bundles for name, _ in bundle}
+    assert "ldl_far" in names
+    assert "ldl" not in names
+    (near,) = get_schedule("fa2", build="flash-attn", block_q=64, block_kv=256).lower(gpu, a)
+    assert {name for bundle in near.bundles for name, _ in bundle} & {"ldl", "ldl_far", "stl"} == {"ldl", "stl"}
+
+
+def of_tile(gpu: str, head_dim: int, block_q: int, block_kv: int, warps: int) -> Result:
+    a = Attention(batch=8, heads_q=32, seqlen_q=2048, head_dim=head_dim, dtype="fp16")
+    schedule = get_schedule("fa2", build="flash-attn", block_q=block_q, block_kv=block_kv, warps=warps)
+    return simulate(schedule, load_gpu(gpu), a)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_tiles_are_in_the_order_measured_on_an_h200(head_dim: int) -> None:
+    with (DATA / "h200_fa2_tiles.csv").open() as file:
+        rows = [r for r in csv.DictReader(line for line in file if line[0] != "#") if int(r["head_dim"]) == head_dim]
+    measured, predicted = {}, {}
+    for row in rows:
+        switches = dict(part.split("=") for part in row["variant"].split(";"))
+        key = tuple(int(switches[name]) for name in ("block_q", "block_kv", "warps"))
+        measured[key] = float(row["cycles"])
+        predicted[key] = of_tile("h200", head_dim, *key).cycles
+    assert sorted(predicted, key=lambda k: predicted[k]) == sorted(measured, key=lambda k: measured[k])
+
+
+def test_the_released_tiles_are_the_best_on_an_a100_and_spills_the_worst() -> None:
+    """flash_fwd_launch_template.h, head_dim 64, N=2048: 2 warps 5 % slower, 8 warps 18 %, 64x256 27 %, 256x64 85 % (spills);
+    head_dim 128: 8 warps 28 % slower, as 128x128 and as 256x64."""
+    others = {(64, 128, 2): 0.05, (128, 128, 8): 0.18, (64, 256, 4): 0.27, (256, 64, 4): 0.85}
+    own = of_tile("a100-80gb", 64, 128, 128, 4).cycles
+    slower = {key: of_tile("a100-80gb", 64, *key).cycles / own - 1 for key in others}
+    assert all(share > 0 for share in slower.values())
+    assert max(slower, key=lambda k: slower[k]) == (256, 64, 4)
+    assert slower[256, 64, 4] > 2 * max(share for key, share in slower.items() if key != (256, 64, 4))
+    assert slower[128, 128, 8] > slower[64, 128, 2]
+    wide = of_tile("a100-80gb", 128, 128, 64, 4).cycles
+    assert all(of_tile("a100-80gb", 128, *key).cycles > wide for key in ((128, 128, 8), (256, 64, 8)))
