@@ -47,12 +47,13 @@ def issued(program: Program) -> dict[str, int]:
 @pytest.mark.parametrize("pipe", ["fma", "alu"])
 def test_the_usual_overhead_is_the_median_of_the_builds_binaries(build: str, pipe: str) -> None:
     ratios = []
-    for row in (r for r in RELEASED if r["build"] == build):
+    for row in (r for r in RELEASED if r["build"] == build and r["architecture"] == "sm_90"):
         a = Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=row["head_dim"])
         fields = {name: row[name] for name in ("block_q", "block_kv", "warps")}
         (program,) = get_schedule("fa2", counts="ideal", **fields).lower(load_gpu(CHIPS[row["architecture"]]), a)
         ratios.append(row["per_block"][pipe] / issued(program)[pipe])
-    assert median(ratios) == pytest.approx(BUILD_OVERHEAD[build][pipe], abs=0.06)
+    assert len(ratios) == 6
+    assert median(ratios) == pytest.approx(BUILD_OVERHEAD[build][pipe], abs=0.05)
 
 
 def test_state_registers_are_the_median_of_the_binaries_clear_of_the_limit() -> None:

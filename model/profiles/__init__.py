@@ -16,8 +16,8 @@ from typing import Any
 LOCAL_STORE_BYTES = 128  # a warp's STL: 32 lanes x 4 B
 
 
-#: Executed over ideal instructions in the loops of six FlashAttention-2 binaries a build (fa2.toml, head_dim 32 to 256), the
-#: median by pipe: moves and address arithmetic run on the FMA and ALU pipes. Assumed for loops whose binary was not read.
+#: Executed over ideal instructions in the loops of six FlashAttention-2 binaries a build (fa2.toml, sm_90, head_dim 32 to 256),
+#: the median by pipe: moves and address arithmetic run on the FMA and ALU pipes. Assumed for loops whose binary was not read.
 BUILD_OVERHEAD = {"pytorch": {"fma": 1.8, "alu": 2.1}, "flash-attn": {"fma": 1.0, "alu": 1.4}}
 TYPICAL = {
     build: f"assumed: vector instructions with the usual overhead of a compiler (median of six binaries, {build}, in fa2.toml)"
