@@ -359,13 +359,14 @@ def test_a_problem_beyond_this_machine_is_a_sentence(monkeypatch: pytest.MonkeyP
 
 
 def test_ctrl_c_says_so_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(lineage=interrupted))
-    result = run("lineage")
-    assert result.exit_code == 130
-    assert result.stderr.strip() == "flashsim: interrupted"
+    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(lineage=interrupted, ideas=interrupted))
+    for args in (["lineage"], ["lineage", "--ideas"]):
+        result = run(*args)
+        assert result.exit_code == 130
+        assert result.stderr.strip() == "flashsim: interrupted"
 
 
 def test_importing_the_command_line_loads_no_engine() -> None:
