@@ -109,6 +109,10 @@ def mma(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) 
         emit.issue("hmma", products)
 
 
+def move(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("mov", elements(buffers[s.reads[0]], warps))
+
+
 def zero(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     """The first product of a chain takes RZ as its addend: clearing an accumulator issues nothing."""
 

@@ -7,6 +7,8 @@ warps own columns of S, so row maxima, row sums and the products with V cross sh
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +26,9 @@ BLOCK_KV = {32: 256, 64: 256, 128: 128}
 
 #: Q blocks run from the last to the first, so that under a causal mask those a K/V block needs come first.
 Q_BLOCK = Index(arg="n_q", const=-1, loop="i", coef=-1)
+
+#: Scoreboards of loads, as in the binary: O and the next Q block share one, the next l and m have another.
+TILES, ROWS = 5, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,44 +121,50 @@ class FA1:
 
     def _step(self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int, d: int) -> None:
         """One Q block against the resident K/V block."""
-        i = Q_BLOCK
         w = self.warps
-        if shift:  # O, l and m of the blocks so far travel while this block is computed
-            b.op("load", writes="O", reads="Otmp", index=i, scoreboard=5)
-            b.op("load", writes="l", reads="l", index=i, scoreboard=5)
-            b.op("load", writes="m", reads="m", index=i, scoreboard=5)
+        if shift:
+            b.op("move", writes="l", reads="l_next")
+            b.op("move", writes="m", reads="m_next")
         else:
             b.op("zero", writes="O", shape=(block_q, d))
             b.op("zero", writes="l", shape=(block_q,))
             b.op("zero", writes="m", shape=(block_q,), value=-np.inf)
-        b.op("wait_load", scoreboard=2)
-        b.op("to_smem", writes="Qs", reads="Qnext")
-        b.op("barrier")
-        with b.when(Index(arg="n_q", const=-2, loop="i", coef=-1)):
-            following = replace(Q_BLOCK, const=-2)
-            if attention.causal and shift:
-                with b.when(_sees(attention, shift, block_q, block_kv, ahead=1)):
-                    b.op("load", writes="Qnext", reads="Q", index=following)
-            else:
-                b.op("load", writes="Qnext", reads="Q", index=following)
         b.op("mma", writes="S", reads=("Qs", "Kf"), transpose_b=True, split="cols")
+        if shift:
+            b.op("load", writes="O", reads="Otmp", index=Q_BLOCK, scoreboard=TILES)
+        self._ahead(b, attention, shift, block_q, block_kv, {"Qnext": "Q"}, TILES)
         ragged = attention.seqlen_kv % block_kv != 0
         if attention.causal or ragged:
-            b.op("mask", writes="S", index=Index(loop="j", const=shift), q_index=i)
+            b.op("mask", writes="S", index=Index(loop="j", const=shift), q_index=Q_BLOCK)
         b.op("row_max", writes="m_part", reads="S", split="cols", parts=w)
+        if shift:
+            self._ahead(b, attention, shift, block_q, block_kv, {"l_next": "l", "m_next": "m"}, ROWS)
         b.op("cross_warp", writes="m_new", reads="m_part", combine="max", like="S", split="cols")
         with b.interleaved():
             b.op("exp2", writes="S", reads=("S", "m_new"), split="cols")
             b.op("row_sum", writes="l_part", reads="S", split="cols", parts=w)
             b.op("convert", writes="P", reads="S")
+        if shift:
+            b.op("wait_load", scoreboard=ROWS)
         b.op("quad_sum", like="S", split="cols")
         b.op("cross_warp", writes="l_new", reads="l_part", combine="sum", like="S", split="cols", barrier=False)
         b.op("mma", writes="O_part", reads=("P", "Vf"), split="k", parts=w)
+        b.op("wait_load", scoreboard=TILES)
+        b.op("to_smem", writes="Qs", reads="Qnext")
         b.op("cross_warp_tile", writes="O_new", reads="O_part")
-        if shift:
-            b.op("wait_load", scoreboard=5)
         b.op("merge", writes=("O", "l", "m"), reads=("O_new", "l_new", "m_new"))
         self._write(b, attention, shift, block_q, block_kv)
+
+    def _ahead(
+        self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int, loads: Mapping[str, str], scoreboard: int
+    ) -> None:
+        """Loads for the next Q block, where there is one that sees this K/V block."""
+        following = replace(Q_BLOCK, const=-2)
+        with b.when(Index(arg="n_q", const=-2, loop="i", coef=-1)), contextlib.ExitStack() as inside:
+            if attention.causal and shift:
+                inside.enter_context(b.when(_sees(attention, shift, block_q, block_kv, ahead=1)))
+            for tile, tensor in loads.items():
+                b.op("load", writes=tile, reads=tensor, index=following, scoreboard=scoreboard)
 
     def _write(self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int) -> None:
         """O in fp32 with l and m while blocks are to come, O in 16 bits after a row's last block."""
@@ -201,6 +212,8 @@ def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int
     b.smem("KVs", rows=block_kv, cols=d, bytes_per_element=e)  # K, then V: one buffer, since both end in registers
     b.smem("exchange", rows=block_q * warps, cols=d, bytes_per_element=4)
     b.registers_tile("Qnext", rows=block_q, cols=d, bytes_per_element=e)
+    b.registers_tile("Kr", rows=block_kv, cols=d, bytes_per_element=e)
+    b.registers_tile("Vr", rows=block_kv, cols=d, bytes_per_element=e)
     b.registers_tile("Kf", rows=block_kv, cols=d, bytes_per_element=e)
     b.registers_tile("Vf", rows=block_kv, cols=d, bytes_per_element=e)
     b.registers_tile("S", rows=block_q, cols=block_kv)
@@ -208,21 +221,32 @@ def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int
     b.registers_tile("Oout", rows=block_q, cols=d, bytes_per_element=e)
     for name in ("O", "O_part", "O_new"):
         b.registers_tile(name, rows=block_q, cols=d)
-    for name in ("l", "m", "lse"):
+    for name in ("l", "m", "l_next", "m_next", "lse"):
         b.registers_tile(name, rows=block_q, cols=1)
 
 
 def _load_kv(b: Builder, shift: int) -> None:
-    """A K/V block enters shared memory once per outer step; its fragments then stay in registers. The first Q block comes
-    along."""
-    b.op("load", writes="Qnext", reads="Q", index=Index(arg="n_q", const=-1))
-    for tensor, fragments in (("K", "Kf"), ("V", "Vf")):
+    """A K/V block enters through registers and, V first, through the same shared memory; its fragments then stay in registers.
+    The first Q block and its l and m come along."""
+    first = Index(arg="n_q", const=-1)
+    block = Index(loop="j", const=shift)
+    for tile, tensor, index in (("Kr", "K", block), ("Qnext", "Q", first), ("Vr", "V", block)):
+        b.op("load", writes=tile, reads=tensor, index=index, scoreboard=TILES)
+    if shift:
         b.op("barrier")
-        b.op("load_async", writes="KVs", reads=tensor, index=Index(loop="j", const=shift))
-        b.op("commit")
-        b.op("wait_group", arg=0)
-        b.op("barrier")
-        b.op("fragments", writes=fragments, reads="KVs")
+        for tile, tensor in (("l_next", "l"), ("m_next", "m")):
+            b.op("load", writes=tile, reads=tensor, index=first, scoreboard=ROWS)
+    b.op("wait_load", scoreboard=TILES)
+    b.op("to_smem", writes="Qs", reads="Qnext")
+    b.op("to_smem", writes="KVs", reads="Vr")
+    b.op("barrier")
+    b.op("fragments", writes="Vf", reads="KVs")
+    b.op("barrier")
+    b.op("to_smem", writes="KVs", reads="Kr")
+    b.op("barrier")
+    b.op("fragments", writes="Kf", reads="KVs")
+    if shift:
+        b.op("wait_load", scoreboard=ROWS)
 
 
 def _grid(attention: Attention, block_q: int, block_kv: int) -> Tiles:
