@@ -47,7 +47,7 @@ def thread_rows(statement: Statement, buffer: Buffer, warps: int) -> int:
 
 
 def silent(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """Structure (loop, when) issues nothing by itself."""
+    """Structure (loop, when), and what the access before it did already, issue nothing."""
 
 
 def load_async(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

@@ -77,7 +77,7 @@ def job_of(program: Program, gpu: str, *, sms: int = 1, slots: int = 1, ppm: int
         slots=slots,
         queue=np.arange(min(tiles or len(program.tiles), len(program.tiles))),
         miss_ppm=np.full(len(program.tensors), ppm),
-        active_sms=100,
+        shares=100,
         hbm_bytes_per_s=1.5e12,
         record_limit=50_000,
     )

@@ -343,7 +343,7 @@ def test_a_fault_is_found_where_this_timing_survives_it(fault: str) -> None:
     program = broken(fault)
     queue, miss = program.tiles.column("q_block") * 0, program.tiles.column("q_block")[: len(program.tensors)] * 0
     queue = queue.cumsum() + range(len(program.tiles))
-    job = make_job(program, H200, clock_mhz=1500.0, slots=1, queue=queue, miss_ppm=miss, active_sms=1, hbm_bytes_per_s=3e12)
+    job = make_job(program, H200, clock_mhz=1500.0, slots=1, queue=queue, miss_ppm=miss, shares=1, hbm_bytes_per_s=3e12)
     assert run_fast(job).ticks > 0
     assert found(program)
 

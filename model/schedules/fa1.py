@@ -24,6 +24,8 @@ from .grid import ceil_div, planes, qkv_tensors
 #: head_dim -> block_kv of the first released kernel (block_q is 16, four warps).
 BLOCK_KV = {32: 256, 64: 256, 128: 128}
 
+BUILDS = ("flash-attn-0.1", "xformers")
+
 #: Q blocks run from the last to the first, so that under a causal mask those a K/V block needs come first.
 Q_BLOCK = Index(arg="n_q", const=-1, loop="i", coef=-1)
 
@@ -42,6 +44,8 @@ class FA1:
     #: "binary": the compiled kernel's instructions, or a compiler's usual overhead for tiles that were not read; "ideal": the
     #: algorithm's own.
     counts: str = "binary"
+    #: Whose compiled kernel: "flash-attn-0.1" (May 2022, the paper's) or "xformers" (2023); where one was not read, the other.
+    build: str = "flash-attn-0.1"
     #: Calls that the framework makes for one attention (unbind, output and scratch allocation, launch).
     host_ops: int = 5
 
@@ -69,7 +73,10 @@ class FA1:
             )
         check_counts("fa1", self.counts, ("binary", "ideal"))
         tile = {"head_dim": d, "block_q": block_q, "block_kv": block_kv, "warps": self.warps}
-        profile = kernel_profile("fa1", **tile) if self.counts == "binary" else None
+        if self.build not in BUILDS:
+            raise ValueError(f"fa1 has build={self.build!r}; it must be one of {', '.join(BUILDS)}: change build")
+        read = kernel_profile("fa1", build=self.build, **tile) or kernel_profile("fa1", **tile)
+        profile = read if self.counts == "binary" else None
         overhead = TYPICAL_OVERHEAD if self.counts == "binary" and profile is None else None
         registers = self.registers or (profile["registers"] if profile else 255)
         b = Builder(name="fa1_fwd", warps=self.warps, registers=registers)
