@@ -12,10 +12,11 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
+from ..profiles import kernel_profile
 from ..program import Index, IntArray, Program, Tensor, Tiles
 from ..schedule import Builder
 from .eager import rows_copy, turned_copy
-from .fa2 import check_forward
+from .fa2 import check_counts, check_forward
 from .grid import ceil_div, planes, qkv_tensors
 
 TILE = 128
@@ -33,6 +34,8 @@ class Standard:
     #: "heads": Q, K and V are contiguous per head and the products read them in place; "packed": they are parts of one array of
     #: (batch, row, 3, head, dim), and an eager framework copies them first (:mod:`.eager`).
     layout: str = "heads"
+    #: "binary": what PyTorch's softmax and copy kernels issue, where they were read; "ideal": the algorithm's own.
+    counts: str = "binary"
     #: Calls that the framework makes for one attention: scale, einsum (views, bmm), mask, softmax, dropout, einsum.
     host_ops: int = 12
 
@@ -49,15 +52,16 @@ class Standard:
             raise ValueError("standard attention masks in a kernel of its own: a causal problem needs mask_kernel=true")
         if self.layout not in LAYOUTS:
             raise ValueError(f"standard has layout={self.layout!r}; it must be one of {', '.join(LAYOUTS)}: change layout")
+        check_counts("standard", self.counts, ("binary", "ideal"))
         packed = self.layout == "packed"
         d = ceil_div(max(attention.head_dim, attention.head_dim_v), 16) * 16
-        programs = _copies(attention) if packed else []
+        programs = _copies(attention, self.counts) if packed else []
         programs.append(self._scores(attention, d, ("Qc@tile", "Kt@tile") if packed else ("Q", "K")))
         if masked:
-            programs.append(_rows(attention, "mask"))
-        programs.append(_rows(attention, "softmax"))
+            programs.append(_rows(attention, "mask", self.counts))
+        programs.append(_rows(attention, "softmax", self.counts))
         if packed:
-            programs.append(rows_copy(attention, "copy_v", "V", "Vc"))
+            programs.append(rows_copy(attention, "copy_v", "V", "Vc", dims=4, counts=self.counts))
         programs.append(self._values(attention, d, "Vc@chunk" if packed else "V"))
         return tuple(programs)
 
@@ -126,12 +130,12 @@ class Standard:
             b.op("mma", writes="Oacc", reads=(f"Ps{stage}", f"Vs{stage}"), accumulate=True)
 
 
-def _copies(attention: Attention) -> list[Program]:
+def _copies(attention: Attention, counts: str) -> list[Program]:
     """What runs before the first product: K / sqrt(d) row by row (the factor itself is softmax's here), Q, and K turned."""
     return [
-        rows_copy(attention, "scale_k", "K", "Ks"),
-        rows_copy(attention, "copy_q", "Q", "Qc"),
-        turned_copy(attention, "Ks", "Kt"),
+        rows_copy(attention, "scale_k", "K", "Ks", dims=2, counts=counts),
+        rows_copy(attention, "copy_q", "Q", "Qc", dims=4, counts=counts),
+        turned_copy(attention, "Ks", "Kt", counts=counts),
     ]
 
 
@@ -140,11 +144,13 @@ def _load_stage(b: Builder, values: str, stage: int, v: Index, p: Index) -> None
     b.op("load_async", writes=f"Vs{stage}", reads=values, index=v)
 
 
-def _rows(attention: Attention, kind: str) -> Program:
+def _rows(attention: Attention, kind: str, counts: str) -> Program:
     """A row kernel over S: four warps, a row each. "mask" rewrites S, "softmax" writes P."""
     e = attention.dtype_bytes
     width = attention.seqlen_kv
-    b = Builder(name=f"standard_{kind}", warps=ROWS, registers=64)
+    columns = 1 << max(0, width - 1).bit_length()  # the kernel is compiled for powers of two
+    read = kernel_profile("eager", name=kind, columns=columns) if counts == "binary" else None
+    b = Builder(name=f"standard_{kind}", warps=ROWS, registers=read["registers"] if read else 64)
     b.registers_tile("Sin", rows=ROWS, cols=width, bytes_per_element=e)
     b.registers_tile("S", rows=ROWS, cols=width)
     b.registers_tile("out", rows=ROWS, cols=width, bytes_per_element=e)
@@ -156,16 +162,18 @@ def _rows(attention: Attention, kind: str) -> Program:
         b.op("convert", writes="out", reads="S")
         b.op("store", writes="S@rows", reads="out", index=Index(arg="q_block"))
         return b.build(tensors=(_scores_tensor("S@rows", attention, ROWS, 0),), tiles=_row_grid(attention))
-    b.op("zero", writes="l", shape=(ROWS,))
-    b.op("row_max", writes="m", reads="S")
-    b.op("exp2", writes="S", reads=("S", "m"))
-    b.op("row_sum", writes="l", reads="S")
-    b.op("quad_sum", like="S")
-    b.op("divide", writes=("S", "LSEout"), reads=("l", "m"))
-    b.op("convert", writes="out", reads="S")
-    b.op("store", writes="P@rows", reads="out", index=Index(arg="q_block"))
+    with b.phase(counts=read["per_row"] if read else None, stall_cycles=read["stall_cycles"] if read else None):
+        b.op("zero", writes="l", shape=(ROWS,))
+        b.op("row_max", writes="m", reads="S")
+        b.op("exp2", writes="S", reads=("S", "m"))
+        b.op("row_sum", writes="l", reads="S")
+        b.op("quad_sum", like="S")
+        b.op("divide", writes=("S", "LSEout"), reads=("l", "m"))
+        b.op("convert", writes="out", reads="S")
+        b.op("store", writes="P@rows", reads="out", index=Index(arg="q_block"))
     tensors = (_scores_tensor("S@rows", attention, ROWS, 0), _scores_tensor("P@rows", attention, ROWS, 0))
-    return b.build(tensors=tensors, tiles=_row_grid(attention))
+    label = f"{read['kind']}: {read['source']}" if read else "ideal"
+    return b.build(tensors=tensors, tiles=_row_grid(attention), profile=label)
 
 
 def _scores_tensor(name: str, attention: Attention, rows: int, cols: int) -> Tensor:
