@@ -88,7 +88,7 @@ def test_shipped_schedules_are_clean_on_every_gpu_they_fit(name: str, gpu: str) 
 
 #: Fields to draw per schedule. A new schedule adds a row (or is drawn as shipped).
 FIELDS: dict[str, dict[str, list[Any]]] = {
-    "standard": {"warps": [1, 2, 4, 8], "mask_kernel": [None, True]},
+    "standard": {"warps": [1, 2, 4, 8], "mask_kernel": [None, True], "layout": ["heads", "rows"]},
     "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 128], "warps": [2, 4]},
     "fa2": {"block_q": [None, 64, 128], "block_kv": [None, 16, 32, 64], "warps": [None, 2, 4], "counts": ["binary", "ideal"]},
     "fa3": {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,13 @@ from ..program import Index, Program, Tensor, Tiles
 from ..schedule import Builder
 from .fa2 import check_counts, check_forward
 from .grid import ceil_div, planes, qkv_tensors
+from .standard_copies import rows_copy
 
 #: head_dim -> block_kv of the first released kernel (block_q is 16, four warps).
 BLOCK_KV = {32: 256, 64: 256, 128: 128}
 
+SCRATCH = ("Otmp", "m", "l")
+LAYOUTS = ("packed", "separate")
 BUILDS = ("flash-attn-0.1", "xformers")
 
 #: Q blocks run from the last to the first, so that under a causal mask those a K/V block needs come first.
@@ -46,7 +50,10 @@ class FA1:
     counts: str = "binary"
     #: Whose compiled kernel: "flash-attn-0.1" (May 2022, the paper's) or "xformers" (2023); where one was not read, the other.
     build: str = "flash-attn-0.1"
-    #: Calls that the framework makes for one attention (unbind, output and scratch allocation, launch).
+    #: "packed": Q, K and V are parts of one array (batch, row, 3, head, dim), all that the first release reads; "separate": each is
+    #: an array of its own, and the framework copies them into one first (:mod:`.standard_copies`).
+    layout: str = "packed"
+    #: Calls that the framework makes for one attention (packing, output, LSE and scratch allocation, launch).
     host_ops: int = 5
 
     @property
@@ -72,59 +79,54 @@ class FA1:
                 f" 16 x warps = {16 * self.warps}; change block_q, block_kv or warps"
             )
         check_counts("fa1", self.counts, ("binary", "ideal"))
+        for field, allowed in (("build", BUILDS), ("layout", LAYOUTS)):
+            if getattr(self, field) not in allowed:
+                raise ValueError(
+                    f"fa1 has {field}={getattr(self, field)!r}; it must be one of {', '.join(allowed)}: change {field}"
+                )
         tile = {"head_dim": d, "block_q": block_q, "block_kv": block_kv, "warps": self.warps}
-        if self.build not in BUILDS:
-            raise ValueError(f"fa1 has build={self.build!r}; it must be one of {', '.join(BUILDS)}: change build")
         read = kernel_profile("fa1", build=self.build, **tile) or kernel_profile("fa1", **tile)
         profile = read if self.counts == "binary" else None
-        overhead = TYPICAL_OVERHEAD if self.counts == "binary" and profile is None else None
-        registers = self.registers or (profile["registers"] if profile else 255)
-        b = Builder(name="fa1_fwd", warps=self.warps, registers=registers)
+        b = Builder(name="fa1_fwd", warps=self.warps, registers=self.registers or (profile["registers"] if profile else 255))
         _buffers(b, attention.dtype_bytes, block_q, block_kv, d, self.warps)
-        one_block = ceil_div(attention.seqlen_kv, block_kv) == 1
-        passes = {"first": Index(const=1), "later": Index(arg="n_kv", const=-1)}
-        for phase, trips in passes.items():
-            shift = 0 if phase == "first" else 1
-            with b.loop("j", trips):
-                stalls = profile["stall_cycles"] if profile else {}
-                with b.phase(counts=profile["outer_block"] if profile else None, stall_cycles=stalls.get("outer_block")):
-                    _load_kv(b, shift)
-                kind = "per_block" if shift else "only_block" if one_block else "first_block"
-                with b.loop(
-                    "i",
-                    Index(arg="n_q"),
-                    counts=profile[kind] if profile else None,
-                    overhead=overhead,
-                    stall_cycles=stalls.get(kind),
-                ):
-                    if attention.causal and shift:
-                        with b.when(_sees(attention, shift, block_q, block_kv)):
-                            self._step(b, attention, shift, block_q, block_kv, d)
-                    else:
+        for shift in (0, 1):
+            self._passes(b, attention, shift, profile)
+        inputs = self._inputs()
+        tensors = {name: replace(t, name=inputs.get(name, name)) for name, t in _tensors(attention, block_q, block_kv).items()}
+        typical = TYPICAL if self.counts == "binary" else "ideal"
+        copies = (rows_copy(attention, f"pack_{n.lower()}", n, f"{n}p", dims=2, counts=self.counts) for n in inputs)
+        attend = b.build(
+            tensors=tuple(t for name, t in tensors.items() if name not in SCRATCH or name in b.tensors),
+            tiles=_grid(attention, block_q, block_kv),
+            profile=f"{profile['kind']}: {profile['source']}" if profile else typical,
+        )
+        return (*copies, attend)
+
+    def _inputs(self) -> dict[str, str]:
+        """Where the kernel reads Q, K and V that had to be packed first."""
+        return {name: f"{name}p@block" for name in ("Q", "K", "V")} if self.layout == "separate" else {}
+
+    def _passes(self, b: Builder, attention: Attention, shift: int, profile: Mapping[str, Any] | None) -> None:
+        """The first K/V block (``shift`` 0), or all later ones, each against every Q block."""
+        block_q, block_kv, d = self.tile(attention)
+        stalls = profile["stall_cycles"] if profile else {}
+        only = ceil_div(attention.seqlen_kv, block_kv) == 1
+        kind = "per_block" if shift else "only_block" if only else "first_block"
+        with b.loop("j", Index(arg="n_kv", const=-1) if shift else Index(const=1)):
+            with b.phase(counts=profile["outer_block"] if profile else None, stall_cycles=stalls.get("outer_block")):
+                _load_kv(b, shift, self._inputs())
+            with b.loop(
+                "i",
+                Index(arg="n_q"),
+                counts=profile[kind] if profile else None,
+                overhead=None if profile or self.counts == "ideal" else TYPICAL_OVERHEAD,
+                stall_cycles=stalls.get(kind),
+            ):
+                if attention.causal and shift:
+                    with b.when(_sees(attention, shift, block_q, block_kv)):
                         self._step(b, attention, shift, block_q, block_kv, d)
-        tensors = qkv_tensors(attention, block_q, block_kv, attention.dtype_bytes)
-        rows = {"Otmp": attention.head_dim_v, "m": 1, "l": 1}
-        scratch = tuple(
-            Tensor(
-                name=name,
-                heads=tensors["Q"].heads,
-                rows=attention.seqlen_q,
-                cols=cols,
-                bytes_per_element=4,
-                block_rows=block_q,
-                head_arg="plane_q",
-                vector=cols == 1 and name != "Otmp",
-            )
-            for name, cols in rows.items()
-        )
-        used = tuple(t for t in scratch if t.name in b.tensors)
-        return (
-            b.build(
-                tensors=(*tensors.values(), *used),
-                tiles=_grid(attention, block_q, block_kv),
-                profile=f"{profile['kind']}: {profile['source']}" if profile else TYPICAL if overhead else "ideal",
-            ),
-        )
+                else:
+                    self._step(b, attention, shift, block_q, block_kv, d)
 
     def _step(self, b: Builder, attention: Attention, shift: int, block_q: int, block_kv: int, d: int) -> None:
         """One Q block against the resident K/V block."""
@@ -139,7 +141,7 @@ class FA1:
         b.op("mma", writes="S", reads=("Qs", "Kf"), transpose_b=True, split="cols")
         if shift:
             b.op("load", writes="O", reads="Otmp", index=Q_BLOCK, scoreboard=TILES)
-        self._ahead(b, attention, shift, block_q, block_kv, {"Qnext": "Q"}, TILES)
+        self._ahead(b, attention, shift, block_q, block_kv, {"Qnext": self._inputs().get("Q", "Q")}, TILES)
         ragged = attention.seqlen_kv % block_kv != 0
         if attention.causal or ragged:
             b.op("mask", writes="S", index=Index(loop="j", const=shift), q_index=Q_BLOCK)
@@ -214,6 +216,14 @@ def _scratch(b: Builder) -> None:
     b.op("store", writes="m", reads="m", index=Q_BLOCK)
 
 
+def _tensors(attention: Attention, block_q: int, block_kv: int) -> dict[str, Tensor]:
+    """Q, K, V, O, LSE, and the fp32 scratch that O, l and m wait in between K/V blocks."""
+    tensors = qkv_tensors(attention, block_q, block_kv, attention.dtype_bytes)
+    for name, cols in zip(SCRATCH, (attention.head_dim_v, 1, 1), strict=True):
+        tensors[name] = replace(tensors["O"], name=name, cols=cols, bytes_per_element=4, vector=name != "Otmp")
+    return tensors
+
+
 def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int) -> None:
     b.smem("Qs", rows=block_q, cols=d, bytes_per_element=e)
     b.smem("KVs", rows=block_kv, cols=d, bytes_per_element=e)  # K, then V: one buffer, since both end in registers
@@ -232,13 +242,13 @@ def _buffers(b: Builder, e: int, block_q: int, block_kv: int, d: int, warps: int
         b.registers_tile(name, rows=block_q, cols=1)
 
 
-def _load_kv(b: Builder, shift: int) -> None:
+def _load_kv(b: Builder, shift: int, inputs: Mapping[str, str]) -> None:
     """A K/V block enters through registers and, V first, through the same shared memory; its fragments then stay in registers.
     The first Q block and its l and m come along."""
     first = Index(arg="n_q", const=-1)
     block = Index(loop="j", const=shift)
     for tile, tensor, index in (("Kr", "K", block), ("Qnext", "Q", first), ("Vr", "V", block)):
-        b.op("load", writes=tile, reads=tensor, index=index, scoreboard=TILES)
+        b.op("load", writes=tile, reads=inputs.get(tensor, tensor), index=index, scoreboard=TILES)
     if shift:
         b.op("barrier")
         for tile, tensor in (("l_next", "l"), ("m_next", "m")):

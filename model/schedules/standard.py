@@ -15,13 +15,13 @@ from ..gpu import GPU
 from ..profiles import kernel_profile
 from ..program import Index, IntArray, Program, Tensor, Tiles
 from ..schedule import Builder
-from .eager import rows_copy, turned_copy
 from .fa2 import check_counts, check_forward
 from .grid import ceil_div, planes, qkv_tensors
+from .standard_copies import rows_copy, turned_copy
 
 TILE = 128
 CHUNK = 64  # keys per step of the second GEMM
-LAYOUTS = ("heads", "packed")
+LAYOUTS = ("heads", "rows")
 ROWS = 4  # rows per CTA of the row kernels, one a warp
 
 
@@ -31,8 +31,8 @@ class Standard:
 
     mask_kernel: bool | None = None
     warps: int = 4
-    #: "heads": Q, K and V are contiguous per head and the products read them in place; "packed": they are parts of one array of
-    #: (batch, row, 3, head, dim), and an eager framework copies them first (:mod:`.eager`).
+    #: "heads": Q, K and V are contiguous per head and the products read them in place; "rows": they lie as (batch, row, head,
+    #: dim), in one array or in three, and an eager framework copies them first (:mod:`.standard_copies`).
     layout: str = "heads"
     #: "binary": what PyTorch's softmax and copy kernels issue, where they were read; "ideal": the algorithm's own.
     counts: str = "binary"
@@ -53,16 +53,16 @@ class Standard:
         if self.layout not in LAYOUTS:
             raise ValueError(f"standard has layout={self.layout!r}; it must be one of {', '.join(LAYOUTS)}: change layout")
         check_counts("standard", self.counts, ("binary", "ideal"))
-        packed = self.layout == "packed"
+        copied = self.layout == "rows"
         d = ceil_div(max(attention.head_dim, attention.head_dim_v), 16) * 16
-        programs = _copies(attention, self.counts) if packed else []
-        programs.append(self._scores(attention, d, ("Qc@tile", "Kt@tile") if packed else ("Q", "K")))
+        programs = _copies(attention, self.counts) if copied else []
+        programs.append(self._scores(attention, d, ("Qc@tile", "Kt@tile") if copied else ("Q", "K")))
         if masked:
             programs.append(_rows(attention, "mask", self.counts))
         programs.append(_rows(attention, "softmax", self.counts))
-        if packed:
+        if copied:
             programs.append(rows_copy(attention, "copy_v", "V", "Vc", dims=4, counts=self.counts))
-        programs.append(self._values(attention, d, "Vc@chunk" if packed else "V"))
+        programs.append(self._values(attention, d, "Vc@chunk" if copied else "V"))
         return tuple(programs)
 
     def _scores(self, attention: Attention, d: int, names: tuple[str, str]) -> Program:

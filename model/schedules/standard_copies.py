@@ -1,7 +1,7 @@
-"""The copies that an eager framework makes before its matrix products when Q, K and V lie packed as (batch, row, 3, head, dim).
+"""The copies that an eager framework makes where Q, K and V lie as (batch, row, head, dim), in three arrays or packed in one.
 
 ``einsum('bthd,bshd->bhts', q, k / sqrt(d))`` permutes its operands and hands them to a batched product, which takes one stride
-for batch and head together. A packed array has none, so each operand becomes a contiguous copy: Q and V row by row, K turned,
+for batch and head together. Such an array has none, so each operand becomes a contiguous copy: Q and V row by row, K turned,
 because the product's second operand is (batch head, dim, row). PyTorch: aten/src/ATen/native/Linear.cpp, sumproduct_pair. The
 division is a pass of its own. Elementwise kernels that are not contiguous run 128 threads with four elements each, one element
 an access (CUDALoops.cuh, launch_legacy_kernel).
