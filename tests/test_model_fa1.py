@@ -41,7 +41,7 @@ def test_a_later_step_loads_after_its_scores_and_waits_where_the_binary_does() -
     (program,) = lowered()
     loops = [i for i, s in enumerate(program.statements) if s.kind == "loop" and s.attrs["var"] == "i"]
     body = program.statements[loops[1] :]
-    steps = [(s.kind, (s.reads + ("",))[0] if s.kind == "load" else str(s.attrs.get("scoreboard", ""))) for s in body]
+    steps = [(s.kind, s.reads[0] if s.kind == "load" else str(s.attrs.get("scoreboard", ""))) for s in body]
     order = [
         ("load", "Otmp"), ("load", "Q"), ("row_max", ""), ("load", "l"), ("load", "m"), ("cross_warp", ""), ("exp2", ""),
         ("wait_load", "2"), ("wait_load", "5"), ("to_smem", ""), ("cross_warp_tile", ""), ("merge", ""),

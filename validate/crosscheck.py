@@ -44,8 +44,8 @@ SERIAL_UP_TO = 8
 QUIET_S = 2.0
 #: Sources that timed the flash-attn package; others are taken to have timed PyTorch's FlashAttention-2.
 PACKAGE_SOURCE = re.compile(r"FA[1-4] (paper|blog|chart|README)")
-#: The FA1 paper's tables of one attention call "on random vectors for Q, K, and V" (its appendix E.6): three arrays of (batch, row,
-#: head, dim), which eager attention copies and FA1 packs.
+#: The FA1 paper's tables of one attention call "on random vectors for Q, K, and V" (its appendix E.6): taken to be three arrays
+#: (batch, row, head, dim), which eager attention copies and FA1 packs.
 TABLES_OF_ARRAYS = re.compile(r"FA1 paper Table (9|1\d|20)\b")
 LAYOUT_OF_ARRAYS = {"standard": "rows", "fa1": "separate"}
 #: A word of ``Result.limiter`` -> what would make the measured kernel slower than that limit.

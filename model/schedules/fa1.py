@@ -50,8 +50,8 @@ class FA1:
     counts: str = "binary"
     #: Whose compiled kernel: "flash-attn-0.1" (May 2022, the paper's) or "xformers" (2023); where one was not read, the other.
     build: str = "flash-attn-0.1"
-    #: "packed": Q, K and V are parts of one array (batch, row, 3, head, dim), all that the first release reads; "separate": each is
-    #: an array of its own, and the framework copies them into one first (:mod:`.standard_copies`).
+    #: "packed": Q, K and V are parts of one array (batch, row, 3, head, dim), all that the first release reads; "separate": each
+    #: is an array of its own, and the framework copies them into one first (:mod:`.standard_copies`).
     layout: str = "packed"
     #: Calls that the framework makes for one attention (packing, output, LSE and scratch allocation, launch).
     host_ops: int = 5
