@@ -47,7 +47,7 @@ def thread_rows(statement: Statement, buffer: Buffer, warps: int) -> int:
 
 
 def silent(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """Structure (loop, when) issues nothing by itself."""
+    """Structure (loop, when), and what the access before it did already, issue nothing."""
 
 
 def load_async(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -107,6 +107,10 @@ def mma(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) 
         if step + 1 < steps:  # fragments of the next k-step load between the products of this one
             emit.issue("ldsm", loads, scoreboard=(step + 1) % 2)
         emit.issue("hmma", products)
+
+
+def move(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("mov", elements(buffers[s.reads[0]], warps))
 
 
 def zero(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

@@ -62,6 +62,11 @@ def copy(state: State, s: Statement) -> None:
     state.tiles[s.writes[0]] = state.tiles[s.reads[0]]
 
 
+def column(state: State, s: Statement) -> None:
+    at = state.index(s)
+    state.tiles[s.writes[0]] = state.tiles[s.reads[0]][:, at : at + 1]
+
+
 def mma(state: State, s: Statement) -> None:
     if unfinished(s):
         return

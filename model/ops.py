@@ -41,6 +41,8 @@ _ROWS = (
     _op("to_smem", "lsu, SMEM", lowering.to_smem, meaning.copy, "PTX st.shared.v4"),
     _op("from_smem", "lsu, SMEM", lowering.from_smem, meaning.copy, "PTX ld.shared.v4", "its scoreboard"),
     _op("mma", "tensor, lsu, SMEM", lowering.mma, meaning.mma, "PTX mma.sync.m16n8k16 and ldmatrix.x4"),
+    _op("move", "fma", lowering.move, meaning.copy, "SASS MOV"),
+    _op("column", "-", lowering.silent, meaning.column, "the lane of a sector that a thread's access asked for"),
     _op("zero", "-", lowering.zero, meaning.zero, "RZ addend"),
     _op("mask", "alu", lowering.mask, meaning.mask, "FA2 sec. 3.1 (causal masking)"),
     _op("row_max", "alu, lsu", lowering.row_max, meaning.row_max, "FA2 alg. 1 line 9"),

@@ -260,15 +260,15 @@ def make_job(
     slots: int,
     queue: IntArray,
     miss_ppm: IntArray,
-    active_sms: int,
+    shares: float,
     hbm_bytes_per_s: float,
     record_limit: int = 0,
 ) -> Job:
-    """Price ``program`` for one SM of ``gpu`` that shares L2 and HBM fairly with ``active_sms`` - 1 others."""
+    """Price ``program`` for one SM of ``gpu`` that gets one of ``shares`` equal shares of L2 and HBM."""
     cycles_per_ns = clock_mhz / 1e3
     l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
-    l2_share = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / active_sms) * l2_clocks
-    hbm_share = hbm_bytes_per_s / (clock_mhz * 1e6) / active_sms
+    l2_share = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / shares) * l2_clocks
+    hbm_share = hbm_bytes_per_s / (clock_mhz * 1e6) / shares
     hbm_share = min(hbm_share, l2_share)
     near_far_ns = (gpu.l2.latency_near_ns + gpu.l2.latency_far_ns) / 2
     latency = [

@@ -55,7 +55,8 @@ class Effect:
 VECTOR = Effect()
 
 _IN_ORDER = (
-    "wait_load", "zero", "mask", "row_max", "exp2", "row_sum", "quad_sum", "rescale", "row_scale", "scale_rows", "convert",
+    "wait_load", "move", "column", "zero", "mask", "row_max", "exp2", "row_sum", "quad_sum", "rescale", "row_scale", "scale_rows",
+    "convert",
     "divide", "divide_rows", "merge", "log_sum", "spill", "refill", "lane_max", "lane_masked_max", "lane_factor", "lane_exp2",
     "lane_sum", "lane_pack", "lane_divide", "vote_scale", "tmem_load",
 )  # fmt: skip

@@ -124,7 +124,6 @@ def _launch(
 ) -> Launch:
     table = bundle_table(program, gpu)
     sms = int(gpu.sm.count)
-    active = min(sms, len(program.tiles))
     per_tile = bundle_counts(program)
     counts = _instructions(program, per_tile.sum(axis=0))
     work = tile_work(program, table)
@@ -133,6 +132,8 @@ def _launch(
     ports = (per_tile @ table[:, PORT]) / 4
     alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
     order = dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
+    # an SM with two CTAs asks for twice what an SM with one does, and L2 and HBM serve requests as they come
+    shares = min(len(program.tiles), sms * fits.ctas_per_sm) / min(len(order.queue), fits.ctas_per_sm)
     hbm_rate = hbm_mix(gpu, traffic)
     bytes_ = _ledger(program, counts, traffic)
     mhz, mark = cap, Clock(mhz=cap, rule="", watts=0.0)
@@ -144,7 +145,7 @@ def _launch(
             slots=fits.ctas_per_sm,
             queue=order.queue,
             miss_ppm=traffic.miss_ppm(program),
-            active_sms=active,
+            shares=shares,
             hbm_bytes_per_s=hbm_rate,
             record_limit=record_limit,
         )

@@ -26,7 +26,7 @@ def job_of(program: Program, *, sms: int = 1, slots: int = 1) -> Job:
         slots=slots,
         queue=np.arange(len(program.tiles)),
         miss_ppm=np.zeros(len(program.tensors), np.int64),
-        active_sms=1,
+        shares=1,
         hbm_bytes_per_s=1e12,
     )
     return replace(job, sms=sms)

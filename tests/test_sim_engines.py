@@ -52,8 +52,8 @@ SHAPE: dict[str, Any] = {"batch": 1, "heads_q": 2, "heads_kv": 1, "seqlen_q": 10
 
 #: Tiles and switches to draw per schedule.
 FIELDS: dict[str, dict[str, list[Any]]] = {
-    "standard": {"mask_kernel": [None, True], "warps": [4, 2, 8]},
-    "fa1": {"block_q": [16, 32], "block_kv": [64, 128], "warps": [4, 2], "counts": ["typical", "ideal"]},
+    "standard": {"mask_kernel": [None, True], "warps": [4, 2, 8], "layout": ["heads", "rows"]},
+    "fa1": {"block_q": [16, 32], "block_kv": [64, 128], "warps": [4, 2], "counts": ["binary", "ideal"]},
     "fa2": {"block_q": [64, 128], "block_kv": [16, 64], "warps": [4, 2], "counts": ["binary", "ideal"]},
     "fa3": {
         "block_q": [None, 64, 128, 192],
@@ -77,7 +77,7 @@ def job_of(program: Program, gpu: str, *, sms: int = 1, slots: int = 1, ppm: int
         slots=slots,
         queue=np.arange(min(tiles or len(program.tiles), len(program.tiles))),
         miss_ppm=np.full(len(program.tensors), ppm),
-        active_sms=100,
+        shares=100,
         hbm_bytes_per_s=1.5e12,
         record_limit=50_000,
     )

@@ -88,7 +88,7 @@ def test_shipped_schedules_are_clean_on_every_gpu_they_fit(name: str, gpu: str) 
 
 #: Fields to draw per schedule. A new schedule adds a row (or is drawn as shipped).
 FIELDS: dict[str, dict[str, list[Any]]] = {
-    "standard": {"warps": [1, 2, 4, 8], "mask_kernel": [None, True]},
+    "standard": {"warps": [1, 2, 4, 8], "mask_kernel": [None, True], "layout": ["heads", "rows"]},
     "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 128], "warps": [2, 4]},
     "fa2": {
         "block_q": [None, 64, 128], "block_kv": [None, 16, 32, 64], "warps": [None, 2, 4], "counts": ["binary", "ideal"],
@@ -346,7 +346,7 @@ def test_a_fault_is_found_where_this_timing_survives_it(fault: str) -> None:
     program = broken(fault)
     queue, miss = program.tiles.column("q_block") * 0, program.tiles.column("q_block")[: len(program.tensors)] * 0
     queue = queue.cumsum() + range(len(program.tiles))
-    job = make_job(program, H200, clock_mhz=1500.0, slots=1, queue=queue, miss_ppm=miss, active_sms=1, hbm_bytes_per_s=3e12)
+    job = make_job(program, H200, clock_mhz=1500.0, slots=1, queue=queue, miss_ppm=miss, shares=1, hbm_bytes_per_s=3e12)
     assert run_fast(job).ticks > 0
     assert found(program)
 

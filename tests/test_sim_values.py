@@ -40,8 +40,8 @@ EMULATED_EXP2 = {"fa4": 8.8e-5}  # largest relative error of the polynomial of d
 
 #: Fields to draw per schedule; the first choice is the default. A new schedule adds a row (or is run as shipped).
 FIELDS: dict[str, dict[str, list[Any]]] = {
-    "standard": {"mask_kernel": [None, True], "warps": [4, 1, 8]},
-    "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 192], "warps": [4, 2]},
+    "standard": {"mask_kernel": [None, True], "warps": [4, 1, 8], "layout": ["heads", "rows"], "counts": ["binary", "ideal"]},
+    "fa1": {"block_q": [16, 32], "block_kv": [None, 64, 192], "warps": [4, 2], "layout": ["packed", "separate"]},
     "fa2": {
         "block_q": [None, 64],
         "block_kv": [None, 16, 48, 64, 192],

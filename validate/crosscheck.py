@@ -44,6 +44,10 @@ SERIAL_UP_TO = 8
 QUIET_S = 2.0
 #: Sources that timed the flash-attn package; others are taken to have timed PyTorch's FlashAttention-2.
 PACKAGE_SOURCE = re.compile(r"FA[1-4] (paper|blog|chart|README)")
+#: The FA1 paper's tables of one attention call "on random vectors for Q, K, and V" (its appendix E.6): taken to be three arrays
+#: (batch, row, head, dim), which eager attention copies and FA1 packs.
+TABLES_OF_ARRAYS = re.compile(r"FA1 paper Table (9|1\d|20)\b")
+LAYOUT_OF_ARRAYS = {"standard": "rows", "fa1": "separate"}
 #: A word of ``Result.limiter`` -> what would make the measured kernel slower than that limit.
 LOOK_FOR = (
     ("parallelism", "a smaller grid, or CTAs that start late"),
@@ -240,6 +244,8 @@ def _variant(cells: Mapping[str, str]) -> str:
     variant = cells.get("variant") or ""
     if cells["kernel"] == "cudnn" and re.fullmatch(r"[0-9.]+", variant):
         return f"version={variant}"
+    if TABLES_OF_ARRAYS.match(cells.get("source") or "") and "layout" not in variant and cells["kernel"] in LAYOUT_OF_ARRAYS:
+        return f"layout={LAYOUT_OF_ARRAYS[cells['kernel']]};{variant}"
     if PACKAGE_SOURCE.match(cells.get("source") or ""):
         if cells["kernel"] == "fa2" and "build" not in variant:
             return f"build=flash-attn;{variant}"

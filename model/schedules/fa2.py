@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -175,7 +176,8 @@ class _Step:
 
         ``masks``: where each is >= 0 (None: everywhere) the block is masked.
         """
-        b, split = self.b, {"split": "cols"} if self.t.split_k else {}
+        b = self.b
+        split: dict[str, Any] = {"split": "cols"} if self.t.split_k else {}
         b.op("wait_group", arg=0)
         b.op("barrier")
         b.op("load_async", writes="Vs", reads="V", index=j)
@@ -185,7 +187,8 @@ class _Step:
         self._refill(0)
         for where in masks:
             with b.when(where) if where else nullcontext():
-                b.op("mask", writes="S", index=j, **({} if q.arg else {"q_index": q}))
+                rows: dict[str, Any] = {} if q.arg else {"q_index": q}
+                b.op("mask", writes="S", index=j, **rows)
         b.op("wait_group", arg=0)
         b.op("barrier")
         with ExitStack() as stack:
@@ -204,13 +207,13 @@ class _Step:
 
     def _softmax(self) -> None:
         b, t = self.b, self.t
-        split = {"split": "cols"} if t.split_k else {}
+        split: dict[str, Any] = {"split": "cols"} if t.split_k else {}
         if t.split_k:
             b.op("row_max", writes="m_part", reads="S", parts=t.warps, **split)
             b.op("cross_warp", writes=("m", "m_old"), reads="m_part", combine="max", like="S", **split)
         else:
             b.op("row_max", writes=("m", "m_old"), reads="S")
-        undo = {} if self.deferred else {"divided": True}
+        undo: dict[str, Any] = {} if self.deferred else {"divided": True}
         with b.interleaved():
             b.op("rescale", writes=("Oacc", "l"), reads=("m", "m_old"), **undo)
             self._spill(1)
@@ -242,7 +245,8 @@ class _Step:
 
     def _refill(self, point: int) -> None:
         if self.spills[point]:
-            self.b.op("refill", writes="Oacc", registers=self.spills[point], **({"far": True} if self.far else {}))
+            attrs: dict[str, Any] = {"registers": self.spills[point], **({"far": True} if self.far else {})}
+            self.b.op("refill", writes="Oacc", **attrs)
 
 
 def _q_block(step: _Step) -> None:

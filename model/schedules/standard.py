@@ -6,19 +6,22 @@ elementwise kernel of its own, as in an eager framework: S travels to HBM and ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
+from ..profiles import kernel_profile
 from ..program import Index, IntArray, Program, Tensor, Tiles
 from ..schedule import Builder
-from .fa2 import check_forward
+from .fa2 import check_counts, check_forward
 from .grid import ceil_div, planes, qkv_tensors
+from .standard_copies import rows_copy, turned_copy
 
 TILE = 128
 CHUNK = 64  # keys per step of the second GEMM
+LAYOUTS = ("heads", "rows")
 ROWS = 4  # rows per CTA of the row kernels, one a warp
 
 
@@ -28,6 +31,11 @@ class Standard:
 
     mask_kernel: bool | None = None
     warps: int = 4
+    #: "heads": Q, K and V are contiguous per head and the products read them in place; "rows": they lie as (batch, row, head,
+    #: dim), in one array or in three, and an eager framework copies them first (:mod:`.standard_copies`).
+    layout: str = "heads"
+    #: "binary": what PyTorch's softmax and copy kernels issue, where they were read; "ideal": the algorithm's own.
+    counts: str = "binary"
     #: Calls that the framework makes for one attention: scale, einsum (views, bmm), mask, softmax, dropout, einsum.
     host_ops: int = 12
 
@@ -42,24 +50,32 @@ class Standard:
         masked = attention.causal if self.mask_kernel is None else self.mask_kernel
         if attention.causal and not masked:
             raise ValueError("standard attention masks in a kernel of its own: a causal problem needs mask_kernel=true")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"standard has layout={self.layout!r}; it must be one of {', '.join(LAYOUTS)}: change layout")
+        check_counts("standard", self.counts, ("binary", "ideal"))
+        copied = self.layout == "rows"
         d = ceil_div(max(attention.head_dim, attention.head_dim_v), 16) * 16
-        programs = [self._scores(attention, d)]
+        programs = _copies(attention, self.counts) if copied else []
+        programs.append(self._scores(attention, d, ("Qc@tile", "Kt@tile") if copied else ("Q", "K")))
         if masked:
-            programs.append(_rows(attention, "mask"))
-        programs.append(_rows(attention, "softmax"))
-        programs.append(self._values(attention, d))
+            programs.append(_rows(attention, "mask", self.counts))
+        programs.append(_rows(attention, "softmax", self.counts))
+        if copied:
+            programs.append(rows_copy(attention, "copy_v", "V", "Vc", dims=4, counts=self.counts))
+        programs.append(self._values(attention, d, "Vc@chunk" if copied else "V"))
         return tuple(programs)
 
-    def _scores(self, attention: Attention, d: int) -> Program:
+    def _scores(self, attention: Attention, d: int, names: tuple[str, str]) -> Program:
         """S = Q K^T, one 128 x 128 tile of S a CTA, the whole head_dim in one stage."""
         e = attention.dtype_bytes
+        q, k = names
         b = Builder(name="standard_qk", warps=self.warps, registers=168)
         b.smem("Qs", rows=TILE, cols=d, bytes_per_element=e)
         b.smem("Ks", rows=TILE, cols=d, bytes_per_element=e)
         b.registers_tile("Sacc", rows=TILE, cols=TILE)
         b.registers_tile("Sout", rows=TILE, cols=TILE, bytes_per_element=e)
-        b.op("load_async", writes="Qs", reads="Q", index=Index(arg="q_block"))
-        b.op("load_async", writes="Ks", reads="K", index=Index(arg="kv_block"))
+        b.op("load_async", writes="Qs", reads=q, index=Index(arg="q_block"))
+        b.op("load_async", writes="Ks", reads=k, index=Index(arg="kv_block"))
         b.op("commit")
         b.op("wait_group", arg=0)
         b.op("barrier")
@@ -71,9 +87,9 @@ class Standard:
         b.op("store", writes="S@tile", reads="Sout", index=Index(arg="s_block"))
         t = qkv_tensors(attention, TILE, TILE, e)
         scores = _scores_tensor("S@tile", attention, TILE, TILE)
-        return b.build(tensors=(t["Q"], t["K"], scores), tiles=_tile_grid(attention, scores))
+        return b.build(tensors=(replace(t["Q"], name=q), replace(t["K"], name=k), scores), tiles=_tile_grid(attention, scores))
 
-    def _values(self, attention: Attention, d: int) -> Program:
+    def _values(self, attention: Attention, d: int, v: str) -> Program:
         """O = P V, one Q block a CTA, P and V in chunks of 64 keys through three stages of shared memory."""
         e = attention.dtype_bytes
         b = Builder(name="standard_pv", warps=self.warps, registers=168)
@@ -85,11 +101,11 @@ class Standard:
         b.op("zero", writes="Oacc", shape=(TILE, d))
         for stage in range(2):
             with b.when(Index(arg="n_kv", const=-1 - stage)):
-                _load_stage(b, stage, Index(const=stage), Index(arg="first_chunk", const=stage))
+                _load_stage(b, v, stage, Index(const=stage), Index(arg="first_chunk", const=stage))
             b.op("commit")
         with b.loop("group", Index(arg="n_groups")):
             for stage in range(3):
-                self._chunk(b, stage)
+                self._chunk(b, v, stage)
         b.op("convert", writes="Oout", reads="Oacc")
         b.op("to_smem", writes="Oout.smem", reads="Oout")
         b.op("barrier")
@@ -97,9 +113,9 @@ class Standard:
         b.op("store", writes="O", reads="Oout", index=Index(arg="q_block"))
         t = qkv_tensors(attention, TILE, CHUNK, e)
         weights = _scores_tensor("P@chunk", attention, TILE, CHUNK)
-        return b.build(tensors=(weights, t["V"], t["O"]), tiles=_row_block_grid(attention))
+        return b.build(tensors=(weights, replace(t["V"], name=v), t["O"]), tiles=_row_block_grid(attention))
 
-    def _chunk(self, b: Builder, stage: int) -> None:
+    def _chunk(self, b: Builder, v: str, stage: int) -> None:
         inside = Index(arg="n_kv", const=-1 - stage, loop="group", coef=-3)
         with b.when(inside):
             b.op("wait_group", arg=1)
@@ -108,22 +124,33 @@ class Standard:
             with b.when(ahead):
                 at = stage + 2
                 _load_stage(
-                    b, at % 3, Index(const=at, loop="group", coef=3), Index(arg="first_chunk", const=at, loop="group", coef=3)
+                    b, v, at % 3, Index(const=at, loop="group", coef=3), Index(arg="first_chunk", const=at, loop="group", coef=3)
                 )
             b.op("commit")
             b.op("mma", writes="Oacc", reads=(f"Ps{stage}", f"Vs{stage}"), accumulate=True)
 
 
-def _load_stage(b: Builder, stage: int, v: Index, p: Index) -> None:
+def _copies(attention: Attention, counts: str) -> list[Program]:
+    """What runs before the first product: K / sqrt(d) row by row (the factor itself is softmax's here), Q, and K turned."""
+    return [
+        rows_copy(attention, "scale_k", "K", "Ks", dims=2, counts=counts),
+        rows_copy(attention, "copy_q", "Q", "Qc", dims=4, counts=counts),
+        turned_copy(attention, "Ks", "Kt", counts=counts),
+    ]
+
+
+def _load_stage(b: Builder, values: str, stage: int, v: Index, p: Index) -> None:
     b.op("load_async", writes=f"Ps{stage}", reads="P@chunk", index=p)
-    b.op("load_async", writes=f"Vs{stage}", reads="V", index=v)
+    b.op("load_async", writes=f"Vs{stage}", reads=values, index=v)
 
 
-def _rows(attention: Attention, kind: str) -> Program:
+def _rows(attention: Attention, kind: str, counts: str) -> Program:
     """A row kernel over S: four warps, a row each. "mask" rewrites S, "softmax" writes P."""
     e = attention.dtype_bytes
     width = attention.seqlen_kv
-    b = Builder(name=f"standard_{kind}", warps=ROWS, registers=64)
+    columns = 1 << max(0, width - 1).bit_length()  # the kernel is compiled for powers of two
+    read = kernel_profile("eager", name=kind, columns=columns) if counts == "binary" else None
+    b = Builder(name=f"standard_{kind}", warps=ROWS, registers=read["registers"] if read else 64)
     b.registers_tile("Sin", rows=ROWS, cols=width, bytes_per_element=e)
     b.registers_tile("S", rows=ROWS, cols=width)
     b.registers_tile("out", rows=ROWS, cols=width, bytes_per_element=e)
@@ -135,16 +162,18 @@ def _rows(attention: Attention, kind: str) -> Program:
         b.op("convert", writes="out", reads="S")
         b.op("store", writes="S@rows", reads="out", index=Index(arg="q_block"))
         return b.build(tensors=(_scores_tensor("S@rows", attention, ROWS, 0),), tiles=_row_grid(attention))
-    b.op("zero", writes="l", shape=(ROWS,))
-    b.op("row_max", writes="m", reads="S")
-    b.op("exp2", writes="S", reads=("S", "m"))
-    b.op("row_sum", writes="l", reads="S")
-    b.op("quad_sum", like="S")
-    b.op("divide", writes=("S", "LSEout"), reads=("l", "m"))
-    b.op("convert", writes="out", reads="S")
-    b.op("store", writes="P@rows", reads="out", index=Index(arg="q_block"))
+    with b.phase(counts=read["per_row"] if read else None, stall_cycles=read["stall_cycles"] if read else None):
+        b.op("zero", writes="l", shape=(ROWS,))
+        b.op("row_max", writes="m", reads="S")
+        b.op("exp2", writes="S", reads=("S", "m"))
+        b.op("row_sum", writes="l", reads="S")
+        b.op("quad_sum", like="S")
+        b.op("divide", writes=("S", "LSEout"), reads=("l", "m"))
+        b.op("convert", writes="out", reads="S")
+        b.op("store", writes="P@rows", reads="out", index=Index(arg="q_block"))
     tensors = (_scores_tensor("S@rows", attention, ROWS, 0), _scores_tensor("P@rows", attention, ROWS, 0))
-    return b.build(tensors=tensors, tiles=_row_grid(attention))
+    label = f"{read['kind']}: {read['source']}" if read else "ideal"
+    return b.build(tensors=tensors, tiles=_row_grid(attention), profile=label)
 
 
 def _scores_tensor(name: str, attention: Attention, rows: int, cols: int) -> Tensor:
