@@ -35,22 +35,22 @@ def _arrow() -> tuple[Any, Any]:
 class SweepFile:
     """Where the rows of ``sweep`` go. ``command`` is kept for the record; ``planned``: candidates that make it complete.
 
-    Making one raises ValueError where pyarrow is missing or ``path`` holds an unfinished sweep that this would overwrite
-    (``resumed``: unless it is gone on with).
+    Making one raises ValueError where pyarrow is missing or ``path`` holds a sweep that this would replace (``replace``: whether
+    it may, since it is gone on with or the user said so).
     """
 
     path: Path
     sweep: Sweep
     planned: int
     command: str = ""
-    resumed: bool = False
+    replace: bool = False
     trouble: str = field(default="", init=False)
     _next: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         _arrow()
-        if not self.resumed and self.path.is_file() and (left := unfinished(self.path)):
-            raise ValueError(f"{self.path} holds an unfinished sweep ({left}): go on with --resume {self.path}, or remove it")
+        if not self.replace and self.path.is_file() and (held := contents(self.path)):
+            raise ValueError(f"{self.path} holds {held}: go on with --resume {self.path}, or replace it with --overwrite")
 
     def refused(self) -> str:
         """Why nothing can be written beside the file; empty where something can."""
@@ -203,14 +203,15 @@ def _checked(path: Path, rows: Iterable[Row], size: int) -> dict[int, Row]:
     return out
 
 
-def unfinished(path: Path) -> str:
-    """"40 of 64 candidates" where ``path`` is a sweep that was not finished; empty for any other file."""
+def contents(path: Path) -> str:
+    """"an unfinished sweep (40 of 64 candidates)", "a finished sweep (...)"; empty for a file that is none."""
     pa, parquet = _arrow()
     try:
         file = parquet.ParquetFile(path)
         metadata = file.schema_arrow.metadata or {}
-        if metadata.get(b"flashsim.complete") == b"false" and file.metadata.num_rows:
-            return f"{file.metadata.num_rows} of {metadata.get(b'flashsim.planned', b'?').decode()} candidates"
+        if b"flashsim.complete" in metadata and file.metadata.num_rows:
+            state = "an unfinished" if metadata[b"flashsim.complete"] == b"false" else "a finished"
+            return f"{state} sweep ({file.metadata.num_rows} of {metadata.get(b'flashsim.planned', b'?').decode()} candidates)"
     except (OSError, pa.ArrowException):
         pass  # not ours: overwriting it is the user's choice, as with any -o
     return ""

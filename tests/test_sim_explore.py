@@ -18,12 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import command_line
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
-import flashsim.cli as cli
 from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim import explore as explore_module
@@ -49,23 +48,14 @@ def rows_of(sweep: Sweep, jobs: int = 1, **how: Any) -> list[Row]:
         return sorted(explore(sweep, workers, **how), key=candidate)
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, ["explore", "fa2", *SHAPE, "--clock", "boost", "--jobs", "1", *args])
+EXPLORE = ("explore", "fa2", *SHAPE, "--clock", "boost", "--jobs", "1")
+run, sentence = (partial(each, *EXPLORE) for each in (command_line.run, command_line.sentence))
 
 
 def answer(*args: str) -> Any:
     done = run(*args, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
-
-
-def sentence(*args: str) -> str:
-    """Stderr of a command that must fail with exit code 2 and one line."""
-    done = run(*args)
-    assert done.exit_code == 2, done.output
-    assert isinstance(done.exception, SystemExit)
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    return done.stderr.strip()
 
 
 # --- the space ---
@@ -402,6 +392,19 @@ def test_an_interrupt_keeps_what_is_done_and_resume_goes_on(search: list[str], t
     assert pq.read_table(part).equals(pq.read_table(whole))
 
 
+def test_a_finished_sweep_is_replaced_only_where_asked(tmp_path: Path) -> None:
+    out = tmp_path / "sweep.parquet"
+    assert run("--vary", "warps=2,4", "-o", str(out)).exit_code == 0
+    before = out.read_bytes()
+    said = sentence(*VARIED, "-o", str(out))
+    assert said == (
+        f"flashsim: {out} holds a finished sweep (2 of 2 candidates): go on with --resume {out}, or replace it with --overwrite"
+    )
+    assert out.read_bytes() == before
+    assert run(*VARIED, "-o", str(out), "--overwrite").exit_code == 0
+    assert pq.read_table(out).num_rows == 16
+
+
 def test_ctrl_c_at_a_terminal_keeps_the_rows(tmp_path: Path) -> None:
     out = tmp_path / "sweep.parquet"
     texts = ["block_kv=16:256:16", "registers=128:248:2", "warps=4"]
@@ -499,9 +502,9 @@ def test_values_may_follow_one_vary_and_sizes_need_no_option() -> None:
     found = answer("--vary", "block_kv=32,64", "warps=2,4")
     assert found["vary"] == {"block_kv": "32,64", "warps": "2,4"}
     bare = [word for word in SHAPE if word not in ("--seqlen", "256")]
-    done = CliRunner().invoke(cli.main, ["explore", "fa2", *bare, "--vary", "seqlen=128,256", "--jobs", "1", "--json"])
+    done = command_line.run("explore", "fa2", *bare, "--vary", "seqlen=128,256", "--jobs", "1", "--json")
     assert [row["seqlen"] for row in json.loads(done.stdout)["rows"]] == [128, 256]
-    missing = CliRunner().invoke(cli.main, ["explore", "fa2", *bare, "--vary", "warps=4"])
+    missing = command_line.run("explore", "fa2", *bare, "--vary", "warps=4")
     assert "seqlen is neither given nor varied: give --seqlen, or --vary seqlen=a,b,c" in missing.stderr
 
 

@@ -9,15 +9,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run, sentence
 from headless import Page
 from machines import chip_for
 
-import flashsim.cli as cli
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
@@ -26,7 +26,7 @@ from flashsim.sim.predict import simulate
 from flashsim.sim.trace import trace, write_trace
 from flashsim.validate.page import size, write_page
 from flashsim.validate.perfetto import trace_server, ui_folder
-from flashsim.validate.report import report
+from flashsim.validate.report import ISSUING, report, tail
 
 ALL_SCHEDULES = list(SCHEDULES)
 GPU = load_gpu("h100")
@@ -167,17 +167,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 # --- the commands ---
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, list(args))
-
-
-def sentence(*args: str) -> str:
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr.strip()
-
-
 def test_report_writes_one_file(tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     result = run("report", "fa2", "fa2:block_kv=64", *SHAPE, "-o", str(out))
@@ -254,6 +243,21 @@ def test_view_says_when_its_port_is_taken(trace_file: Path) -> None:
     with serving(trace_file) as address:
         port = address.rsplit(":", 1)[1]
         assert f"port {port} cannot be used" in sentence("view", str(trace_file), "--port", port, "--no-open")
+
+
+@pytest.mark.parametrize("name", ["fa1", "fa2", "fa3"])
+def test_a_warps_life_adds_up(name: str) -> None:
+    """Waits, what is left when its slot has no CTA, and the rest that issues: shares of one life."""
+    result = simulate(get_schedule(name), GPU, PROBLEM)
+    over, waits = tail(result), sum(result.stalls.values())
+    assert 0 <= over < 1
+    assert 0 < 1 - waits - over < 1
+    expected = 0.0
+    for x in result.launches:
+        ends = [max((int(end) for _, sm, slot, _, end in x.run.ctas if (sm, slot) == (0, k)), default=0) for k in range(x.job.slots)]
+        expected += (1 - sum(ends) / len(ends) / x.run.ticks) * x.cycles / result.cycles
+    assert over == pytest.approx(expected)
+    assert ISSUING in unescape(page_of(name))
 
 
 # --- in a browser ---

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from functools import cache, partial
 from html import unescape
 from itertools import combinations
 from pathlib import Path
 
+import command_line
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 from headless import Page
 
-import flashsim.cli as cli
 from flashsim.model.gpu import GPU, load_gpu
 from flashsim.model.schedules import get_schedule
 from flashsim.sim.explore import Row, Sweep, candidate, explore, loss
@@ -60,15 +59,7 @@ def text_of(page: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", bare)).split())
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, ["report", *args])
-
-
-def sentence(*args: str) -> str:
-    done = run(*args)
-    assert done.exit_code == 2, done.output
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    return done.stderr.strip()
+run, sentence = (partial(each, "report") for each in (command_line.run, command_line.sentence))
 
 
 # --- the record ---

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+
 from ..model.attention import Attention
 from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS
@@ -26,6 +28,9 @@ CONTEXT = 6  # trips of the main loop on either side of a timeline's first view
 BINS = 1200
 SHOWN_STALL = 0.0005
 UNIT_NAMES = {**UNIT_WORDS, **UNIT_LABELS, "l2": "L2", "hbm": "HBM"}
+#: What is left of a warp's life. The engine keeps no count of its own for the two parts of the first.
+ISSUING = "not waiting: it issues, or the compiler's stall counts hold it"
+OVER = "no CTA is left for its slot"
 STALL_NAMES = {**WAIT_WORDS, **UNIT_NAMES}
 
 
@@ -182,10 +187,22 @@ def _stalls(x: Result) -> str:
         for name, share in falling(x.stalls)
         if share >= SHOWN_STALL
     ]
-    rest = 1 - sum(x.stalls.values())
-    if rest > 0:
-        rows.append(row("not waiting: issuing", bar(rest), percent(rest)))
+    over = tail(x)
+    for name, rest in ((ISSUING, 1 - sum(x.stalls.values()) - over), (OVER, over)):
+        if rest >= SHOWN_STALL:
+            rows.append(row(name, bar(rest), percent(rest)))
     return table("What warps wait for", ("wait", "", "*share of a warp's life"), rows)
+
+
+def tail(x: Result) -> float:
+    """Share of the slots' life after their last CTA has ended."""
+    over = 0.0
+    for launch in x.launches:
+        _, sm, slot, _, end = launch.run.ctas.T
+        last = np.zeros((launch.job.sms, launch.job.slots))
+        np.maximum.at(last, (sm, slot), end)
+        over += float(1 - last.mean() / max(1, launch.run.ticks)) * launch.cycles / x.cycles
+    return over
 
 
 def _bounds(x: Result) -> str:
