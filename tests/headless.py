@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -104,6 +105,19 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
         self.settle()
+
+    def fits(self, url: str, *, width: int, dark: bool, texts: str) -> None:
+        """Open a page: it scrolls only down, no text of the selector leaves its picture, and its colours are the reader's."""
+        outside = f"""[...document.querySelectorAll({json.dumps(texts)})].filter((text) => {{
+            const a = text.getBoundingClientRect(), b = text.closest('svg').getBoundingClientRect();
+            return a.width && (a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1);
+        }}).map((text) => text.textContent)"""
+        self.open(url, width=width, dark=dark)
+        self.settle()
+        assert self.js("document.documentElement.scrollWidth <= innerWidth")
+        assert self.js(outside) == []
+        ground = self.js("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) is dark
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]

@@ -348,17 +348,8 @@ def test_it_fits_narrow_and_wide_pages_in_light_and_dark(browser: Page, tmp_path
     """No page scrolls sideways, no label leaves its chart, and the colours follow the reader's."""
     file = tmp_path / "out.html"
     write_page(page_of("fa1", "fa2"), file)
-    outside = """[...document.querySelectorAll('.chart text')].filter((text) => {
-        const a = text.getBoundingClientRect(), b = text.closest('svg').getBoundingClientRect();
-        return a.width && (a.left < b.left - 1 || a.right > b.right + 1);
-    }).map((text) => text.textContent)"""
     for width in (1400, 420):
-        browser.open(file.as_uri(), width=width, dark=dark)
-        browser.settle()
-        assert browser.js("document.documentElement.scrollWidth <= innerWidth")
-        assert browser.js(outside) == []
-        ground = browser.js("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) is dark
+        browser.fits(file.as_uri(), width=width, dark=dark, texts=".chart text")
         browser.screenshot(tmp_path / "page.png")
         assert (tmp_path / "page.png").stat().st_size > 20_000
     assert browser.problems == []

@@ -285,15 +285,6 @@ def test_dots_maps_and_tables_answer(browser: Page, tmp_path: Path) -> None:
 def test_it_fits_narrow_and_wide_pages_in_light_and_dark(browser: Page, tmp_path: Path, dark: bool) -> None:
     file = tmp_path / "out.html"
     file.write_text(page_of(tmp_path, *GRID)[0])
-    outside = """[...document.querySelectorAll('.scatter text')].filter((text) => {
-        const a = text.getBoundingClientRect(), b = text.closest('svg').getBoundingClientRect();
-        return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
-    }).map((text) => text.textContent)"""
     for width in (1280, 390):
-        browser.open(file.as_uri(), width=width, dark=dark)
-        browser.settle()
-        assert browser.js("document.documentElement.scrollWidth <= innerWidth")
-        assert browser.js(outside) == []
-        ground = browser.js("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) is dark
+        browser.fits(file.as_uri(), width=width, dark=dark, texts=".scatter text")
     assert browser.problems == []
