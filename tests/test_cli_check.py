@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from command_line import run, sentence
 
+import flashsim.cli as cli
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.reference import forward

@@ -9,8 +9,8 @@ folder. Each peer runs in a process of its own, by ``--peer-python``, which need
 - LLMCompass (PrincetonUniversity/LLMCompass): torch, numpy, pandas, scalesim. No fused attention: it answers for ``standard``.
 
 A peer answers for the rows that it can model, and rows that no peer models are left out. Seconds are processor time of one
-prediction in a process that is loaded and warm (loading is printed beside); flashsim's are of its whole result, timeline left out.
-An error is prediction over measurement less one.
+prediction in a process that is loaded and warm (loading is printed beside); flashsim's are of its whole result, without its
+timeline. An error is prediction over measurement less one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python peer_programs.py pipeweave|llmcompass FOLDER < shapes.json
 
-First line out: {"ready_s"}, seconds to import and load; then {"index", "seconds" of processor time, "ms"} a shape, or "reason" in place of "ms".
+First line out: {"ready_s"}, seconds to import and load; then {"index", "seconds", "ms"} a shape, or "reason" in place of "ms".
+Seconds are of processor time.
 """
 
 from __future__ import annotations
