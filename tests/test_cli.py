@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,28 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run, sentence
 from machines import chip_for
 
 import flashsim.cli as cli
-from flashsim.model.gpu import GPUS
-from flashsim.model.schedules import SCHEDULES
+import flashsim.sim.forecast as forecast_module
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import GPUS, load_gpu
+from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.sim.predict import peak_flops
 
 ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
 SHAPE = ["--gpu", "h200", "--batch", "1", "--heads", "2", "--seqlen", "512", "--head-dim", "64"]
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, list(args))
-
-
-def sentence(*args: str) -> str:
-    """Stderr of a command that must fail with exit code 2 and one line."""
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr.strip()
 
 
 def shape(**changed: str) -> list[str]:
@@ -373,3 +364,64 @@ def test_importing_the_command_line_loads_no_engine() -> None:
     code = "import sys, flashsim.cli; print([m for m in ('numba', 'simpy', 'numpy', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--nonsense"], "No such option '--nonsense'."),
+        (["predict", "fa2", "--bogus"], "No such option '--bogus'."),
+        (["predict"], "Missing argument 'SCHEDULE'."),
+        (["gpus", "a", "b"], "Got unexpected extra argument (b)"),
+        (["predict", "fa2", "--gpu", "h100", "--batch", "x"], "'x' is not a valid integer."),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(args: list[str], words: str) -> None:
+    assert words in sentence(*args)
+
+
+def test_without_a_command_there_is_help() -> None:
+    result = run()
+    assert "Commands:" in result.output
+
+
+def test_a_long_simulation_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast is a small part's time, times what was left out; a short problem has none."""
+    shape = ["--gpu", "h100", "--heads", "8", "--seqlen", "256", "--head-dim", "64", "--clock", "boost"]
+    assert "note: this simulation" not in run("predict", "fa2", *shape, "--batch", "4").stderr
+    monkeypatch.setattr(forecast_module, "LONG_CHIP_MS", 0.002)
+    monkeypatch.setattr(forecast_module, "PROBE_CHIP_MS", 0.0005)
+    result = run("predict", "fa2", *shape, "--batch", "64")
+    assert result.exit_code == 0
+    assert re.fullmatch(
+        r"note: this simulation takes about [\d.]+ (s|min): the chip itself would work [\d.e-]+ s or longer;"
+        r" a smaller batch has nearly the same TFLOP/s",
+        result.stderr.strip(),
+    )
+
+
+def test_a_forecast_scales_with_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few sequences or heads are tried, in the same groups, and the time is that of all; one head cannot be cut."""
+    clock = iter(range(0, 100, 3))
+    asked = []
+    monkeypatch.setattr(forecast_module, "simulate", lambda schedule, gpu, attention: asked.append(attention))
+    monkeypatch.setattr(forecast_module.time, "perf_counter", lambda: next(clock))
+    problem = Attention(batch=1024, heads_q=32, heads_kv=8, seqlen_q=4096, head_dim=128)
+    found = forecast_module.forecast(get_schedule("fa3"), load_gpu("h100"), problem)
+    assert found is not None
+    small = asked[-1]
+    assert found.seconds == 3 * problem.flops() / small.flops()
+    assert (small.seqlen_q, small.head_dim, small.heads_q // small.heads_kv) == (4096, 128, 4)
+    peak = peak_flops(load_gpu("h100"), float(load_gpu("h100").clock.boost_mhz))
+    assert 1e3 * small.flops() / peak == pytest.approx(forecast_module.PROBE_CHIP_MS, rel=0.5)
+    lone = Attention(batch=1, heads_q=1, seqlen_q=2**19, head_dim=128)
+    found = forecast_module.forecast(get_schedule("fa3"), load_gpu("h100"), lone)
+    assert found is not None
+    assert found.sentence.startswith("this simulation is long: the chip itself would work ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.5, "0.5 s"), (42.0, "42 s"), (100.0, "1.7 min"), (300.0, "5 min"), (40 * 3600.0, "40 h")]
+)
+def test_durations_are_in_two_digits(seconds: float, words: str) -> None:
+    assert forecast_module.duration(seconds) == words

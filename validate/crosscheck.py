@@ -108,7 +108,7 @@ def crosscheck(path: str | Path, *, engine: str = "fast", gpu: str | None = None
         raise ValueError(f"jobs is {jobs}; it must be at least 1, or None for one per CPU")
     if gpu is not None:
         load_gpu(gpu)
-    rows = [_understand(row, gpu=gpu, engine=engine) for row in read_rows(Path(path), gpu_given=gpu is not None)]
+    rows = [understand(row, gpu=gpu, engine=engine) for row in read_rows(Path(path), gpu_given=gpu is not None)]
     predictions = _predict_all(list(dict.fromkeys(row.case for row in rows if row.case)), jobs)
     reports = [_report(row, predictions[row.case] if row.case else row.reason) for row in rows]
     return {"rows": reports, "summary": summarize(reports)}
@@ -168,7 +168,7 @@ def _records(lines: Sequence[str]) -> Iterator[tuple[int, list[str] | str]]:
         at += length
 
 
-def _understand(row: Row, *, gpu: str | None, engine: str) -> Row:
+def understand(row: Row, *, gpu: str | None, engine: str) -> Row:
     if row.reason:
         return row
     label = ""
@@ -292,7 +292,7 @@ def _switch(name: str, raw: str, hint: Any) -> Any:
     raise ValueError(f"variant sets {name} to {raw!r}; it takes {takes}")
 
 
-def _predict(case: Case) -> Prediction | str:
+def predict(case: Case) -> Prediction | str:
     """The prediction, or in a sentence why there is none."""
     try:
         result: Result = simulate(case.schedule, load_gpu(case.gpu), case.attention, engine=case.engine, clock=case.clock)
@@ -313,11 +313,11 @@ def _predict_all(cases: Sequence[Case], jobs: int | None) -> dict[Case, Predicti
     """Each case's prediction. The first runs here, so that forked workers find the engine compiled."""
     jobs = jobs or (os.cpu_count() or 1 if len(cases) > SERIAL_UP_TO else 1)
     if jobs == 1 or len(cases) < 2:
-        return dict(_shown(((case, _predict(case)) for case in cases), len(cases)))
-    first = {cases[0]: _predict(cases[0])}
+        return dict(_shown(((case, predict(case)) for case in cases), len(cases)))
+    first = {cases[0]: predict(cases[0])}
     executor = concurrent.futures.ProcessPoolExecutor(min(jobs, len(cases) - 1), initializer=_leave_interrupts)
     try:
-        futures = {executor.submit(_predict, case): case for case in cases[1:]}
+        futures = {executor.submit(predict, case): case for case in cases[1:]}
         done = ((futures[future], _outcome(future)) for future in concurrent.futures.as_completed(futures))
         return first | dict(_shown(done, len(futures)))
     finally:
