@@ -1,0 +1,326 @@
+"""The best modulo schedule of a loop's operations under the units of an SM, by OR-tools' CP-SAT.
+
+Every trip of the loop repeats the schedule of the one before, ``interval`` cycles later. An operation has a start in the interval
+and a stage (how many intervals later than the trip's first). For a fixed interval all constraints are linear, so that the
+solver looks for a schedule at one interval after the other: first at the bound, then between what failed and what was found.
+No order is given, neither of a warp's operations nor of the products: what comes out is what dependences and units leave.
+
+An operation of a warp may run at its own pace or, where units are shared, slower with a smaller share of them (STRETCHES). It
+pays the prices beside a product over its whole length unless no product runs while it does. Schedules found are thus ones
+that the prices allow; a finer mixture may do better.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .extras import extra
+from .operations import LoopGraph, Operation
+
+#: How much slower an operation of a warp may run to leave units to others.
+STRETCHES = (1.0, 2.0)
+#: An operation that holds less than this of a unit is counted in the bound of that unit, but not against others at each moment.
+LIGHT = 0.3
+#: Of a unit, which the shares of operations that hold it at the same time must not exceed.
+WHOLE = 10_000
+#: Stages that a schedule may have.
+STAGES = 4
+#: Parts of the model that are soon decided: every operation of a warp at the prices beside products, or none beside a product.
+LOUD, QUIET = "loud", "quiet"
+#: Intervals that are tried first, in bounds, and the share of the time allowed that each may take.
+CLIMB = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 6.0)
+GLANCE = 0.1
+#: The interval is found to this share of itself.
+RESOLUTION = 0.001
+#: Of the time allowed, for making the schedule found shorter.
+TIDYING = 0.2
+NEEDS = "the best modulo schedule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """An operation in the schedule: ``start`` in the interval, its ``stage``, ``cycles`` and whether at the prices beside a product."""
+
+    operation: Operation
+    start: int
+    stage: int
+    cycles: int
+    beside: bool
+
+    def begin(self, interval: int) -> int:
+        """Cycles from the first operation of its trip."""
+        return self.stage * interval + self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """``interval`` cycles a trip; ``optimal`` if none shorter (by RESOLUTION) exists under the model. ``copies``: buffers with more
+    than the Program has, and how many more."""
+
+    interval: int
+    placed: tuple[Placed, ...]
+    optimal: bool
+    refuted: int
+    copies: Mapping[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mode:
+    cycles: int
+    shares: Mapping[str, int]
+    quiet: bool = False
+    beside: bool = False
+    stretched: bool = False
+
+    def fits(self, only: str) -> bool:
+        return not self.stretched and self.quiet == (only == QUIET)
+
+
+def best_schedule(
+    graph: LoopGraph, bound: float, *, seconds: float = 10.0, spare: Mapping[str, int] | None = None, seed: int = 0
+) -> Schedule | None:
+    """The schedule of the shortest interval found in ``seconds``; None where none was.
+
+    ``spare``: how many more copies of a buffer there is room for. Raises ValueError where OR-tools is not installed.
+    """
+    extra("ortools", "optimum", NEEDS)
+    started = time.monotonic()
+    search = _Search(graph, spare or {}, seed)
+    low = math.ceil(bound - 1e-6)
+    hunt = _Hunt(search, low, started, seconds)
+    for modes in (LOUD, QUIET):
+        hunt.climb(modes)
+    hunt.halve()
+    if hunt.found is None:
+        return None
+    tidy = search.at(hunt.found.interval, max(hunt.left, seconds * TIDYING), hint=hunt.found, tidy=True)[1] or hunt.found
+    return replace(tidy, optimal=hunt.close, refuted=hunt.refuted, seconds=time.monotonic() - started)
+
+
+class _Hunt:
+    """Where the shortest interval is: above ``refuted``, at most that of ``found``."""
+
+    def __init__(self, search: _Search, low: int, started: float, seconds: float) -> None:
+        self.search, self.low, self.started, self.seconds = search, low, started, seconds
+        self.refuted = self.floor = low - 1
+        self.found: Schedule | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds, without those that are kept for a tidy schedule."""
+        return self.seconds * (1 - TIDYING) - (time.monotonic() - self.started)
+
+    @property
+    def close(self) -> bool:
+        return self.found is not None and self.found.interval - self.refuted <= max(1, int(RESOLUTION * self.found.interval))
+
+    def climb(self, modes: str) -> None:
+        """Look at longer and longer intervals in a part of the model that is soon decided."""
+        for factor in CLIMB:
+            interval = math.ceil(self.low * factor)
+            if (self.found is not None and interval >= self.found.interval) or self.left <= 0:
+                return
+            better = self.search.at(interval, min(self.left, self.seconds * GLANCE), modes=modes)[1]
+            if better is not None:
+                self.found = better
+                return
+
+    def halve(self) -> None:
+        """Close in with all of the model: first at the bound, then half way between what failed and what was found."""
+        interval = self.low
+        while self.found is not None and self.left > 0 and self.found.interval > interval:
+            status, better = self.search.at(interval, self.left / 3, hint=self.found)
+            if better is not None:
+                self.found = better
+            else:
+                self.floor = interval
+                if status == "infeasible":
+                    self.refuted = interval
+            if self.found.interval - self.floor <= max(1, int(RESOLUTION * self.found.interval)):
+                if self.close or self.floor == self.refuted:
+                    return
+                self.floor = self.refuted  # what was not decided in time gets another look
+            interval = (self.found.interval + self.floor) // 2
+
+
+class _Search:
+    """One graph, looked at for several intervals."""
+
+    def __init__(self, graph: LoopGraph, spare: Mapping[str, int], seed: int) -> None:
+        self.graph, self.spare, self.seed = graph, spare, seed
+        operations = graph.operations
+        asynchronous = any(op.kind == "product" for op in operations)
+        held_up = sum(op.delay for op in operations)
+        tensor = sum(op.uses.get("tensor", 0.0) for op in operations if op.kind == "product")
+        slower = 1 + held_up / tensor if tensor else 1.0
+        self.modes = [_modes(op, asynchronous, slower) for op in operations]
+        self.longest = [max(m.cycles for m in modes) for modes in self.modes]
+
+    def at(
+        self, interval: int, seconds: float, *, modes: str = "", hint: Schedule | None = None, tidy: bool = False
+    ) -> tuple[str, Schedule | None]:
+        """A schedule with this ``interval``, or why there is none: "infeasible" or "unknown". ``modes``: LOUD or QUIET ones only;
+        ``hint``: where to begin; ``tidy``: a short one."""
+        from ortools.sat.python import cp_model
+
+        model = _Model(cp_model, self, interval, modes)
+        if hint is not None:
+            model.begin_at(hint)
+        if tidy:
+            model.shorten()
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = max(0.05, seconds)
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = self.seed
+        solver.parameters.linearization_level = 0
+        status = solver.solve(model.model)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return "found", model.read(solver)
+        return ("infeasible" if status == cp_model.INFEASIBLE else "unknown"), None
+
+
+def _modes(op: Operation, asynchronous: bool, slower: float) -> list[_Mode]:
+    """How ``op`` may run. Beside products it may be priced differently; products themselves are ``slower`` by what holds them up."""
+    if op.kind in ("product", "transfer"):
+        cycles = max(1, math.ceil(op.cycles * (slower if op.kind == "product" else 1.0) - 1e-6))
+        return [_Mode(cycles=cycles, shares=_shares(op.uses, cycles, op.kind))]
+    dear = asynchronous and (op.beside > op.cycles * 1.001 or op.beside_uses != op.uses)
+    out = []
+    for stretch in STRETCHES:
+        cycles = max(1, math.ceil(op.beside * stretch - 1e-6)) if dear else max(1, math.ceil(op.cycles * stretch - 1e-6))
+        shares = _shares(op.beside_uses if dear else op.uses, cycles, op.kind)
+        out.append(_Mode(cycles=cycles, shares=shares, beside=dear, stretched=stretch > 1))
+        if max(shares.values(), default=0) <= WHOLE / 2:
+            break  # it leaves room for another
+    if dear:
+        cycles = max(1, math.ceil(op.cycles - 1e-6))
+        out.append(_Mode(cycles=cycles, shares=_shares(op.uses, cycles, op.kind), quiet=True))
+    return out
+
+
+def _shares(uses: Mapping[str, float], cycles: int, kind: str) -> dict[str, int]:
+    shares = {unit: min(WHOLE, math.floor(WHOLE * held / cycles)) for unit, held in uses.items()}
+    if kind == "product":
+        shares["tensor"] = WHOLE
+    if kind == "transfer":
+        shares["l2"] = WHOLE
+    return {unit: share for unit, share in shares.items() if share > LIGHT * WHOLE}
+
+
+class _Model:
+    """The constraints of one interval."""
+
+    def __init__(self, cp: Any, search: _Search, interval: int, only: str) -> None:
+        model = cp.CpModel()
+        self.model, self.search, self.interval = model, search, interval
+        operations = search.graph.operations
+        count = len(operations)
+        self.start = [model.new_int_var(0, interval - 1, f"start {i}") for i in range(count)]
+        self.stage = [model.new_int_var(0, STAGES - 1, f"stage {i}") for i in range(count)]
+        self.begin = [model.new_int_var(0, interval * STAGES - 1, f"begin {i}") for i in range(count)]
+        for begin, start, stage in zip(self.begin, self.start, self.stage, strict=True):
+            model.add(begin == start + interval * stage)
+        self.chosen = [[model.new_bool_var(f"mode {i} {m}") for m in range(len(modes))] for i, modes in enumerate(search.modes)]
+        self.length = []
+        for literals, modes in zip(self.chosen, search.modes, strict=True):
+            model.add_exactly_one(literals)
+            if only and any(mode.fits(only) for mode in modes):
+                for lit, mode in zip(literals, modes, strict=True):
+                    if not mode.fits(only):
+                        model.add(lit == 0)
+            self.length.append(sum(lit * mode.cycles for lit, mode in zip(literals, modes, strict=True)))
+        self.copies = {name: model.new_int_var(0, most, f"copies of {name}") for name, most in search.spare.items() if most > 0}
+        first = next((i for i, op in enumerate(operations) if op.kind == "product"), 0)
+        model.add(self.start[first] == 0)
+        self._dependences()
+        self._units()
+        model.add_decision_strategy(self.begin, cp.CHOOSE_LOWEST_MIN, cp.SELECT_MIN_VALUE)
+
+    def _dependences(self) -> None:
+        period = self.interval
+        for e in self.search.graph.edges:
+            distance = e.distance + (self.copies[e.buffer] if e.buffer in self.copies else 0)
+            begin = self.begin[e.before]
+            after = self.begin[e.after] + period * distance
+            lag = math.ceil(e.latency - 1e-6)
+            self.model.add(after >= begin + lag + (0 if e.begun else self.length[e.before]))
+
+    def _units(self) -> None:
+        """Each unit is a circle of ``interval`` cycles: two turns of it see every overlap of two operations."""
+        model, search = self.model, self.search
+        held: dict[str, list[tuple[Any, int, str]]] = {}
+        quiet: list[tuple[Any, int]] = []
+        loud = any(mode.quiet for modes in search.modes for mode in modes)
+        warps: dict[str, list[Any]] = {}
+        for i, op in enumerate(search.graph.operations):
+            for literal, mode in zip(self.chosen[i], search.modes[i], strict=True):
+                if mode.cycles > self.interval:
+                    model.add(literal == 0)
+                    continue
+                turns = [self._turn(i, mode.cycles, literal, turn) for turn in (0, 1)]
+                for unit, share in mode.shares.items():
+                    held.setdefault(unit, []).extend((turn, share, op.warp) for turn in turns)
+                if op.warp and not op.issue:
+                    warps.setdefault(op.warp, []).extend(turns)
+                if loud and (mode.quiet or op.kind == "product"):
+                    quiet.extend((turn, len(search.modes) if op.kind == "product" else 1) for turn in turns)
+            if op.issue:
+                one = [self._turn(i, min(self.interval, max(1, math.ceil(op.issue))), None, turn) for turn in (0, 1)]
+                warps.setdefault(op.warp, []).extend(one)
+        for intervals in warps.values():
+            model.add_no_overlap(intervals)
+        for unit, entries in held.items():
+            if all(share == WHOLE for _, share, _ in entries):
+                model.add_no_overlap([turn for turn, _, _ in entries])
+            elif _crowded(entries):
+                model.add_cumulative([turn for turn, _, _ in entries], [share for _, share, _ in entries], WHOLE)
+        if quiet:
+            model.add_cumulative([turn for turn, _ in quiet], [demand for _, demand in quiet], len(search.modes))
+
+    def _turn(self, i: int, cycles: int, literal: Any, turn: int) -> Any:
+        begin = self.start[i] + turn * self.interval
+        if literal is None:
+            return self.model.new_fixed_size_interval_var(begin, cycles, "")
+        return self.model.new_optional_fixed_size_interval_var(begin, cycles, literal, "")
+
+    def begin_at(self, schedule: Schedule) -> None:
+        """Hint at what an earlier schedule did."""
+        for i, placed in enumerate(schedule.placed):
+            self.model.add_hint(self.stage[i], placed.stage)
+            self.model.add_hint(self.start[i], min(placed.start, self.interval - 1))
+            for literal, mode in zip(self.chosen[i], self.search.modes[i], strict=True):
+                self.model.add_hint(literal, mode.cycles == placed.cycles and mode.beside == placed.beside)
+
+    def shorten(self) -> None:
+        """Ask for the schedule whose operations begin soonest, so that few trips and buffers are in flight."""
+        self.model.minimize(sum(self.begin) + self.interval * sum(self.copies.values()))
+
+    def read(self, solver: Any) -> Schedule:
+        placed = []
+        for i, op in enumerate(self.search.graph.operations):
+            mode = next(m for lit, m in zip(self.chosen[i], self.search.modes[i], strict=True) if solver.value(lit))
+            placed.append(
+                Placed(
+                    operation=op, start=solver.value(self.start[i]), stage=solver.value(self.stage[i]), cycles=mode.cycles,
+                    beside=mode.beside,
+                )
+            )  # fmt: skip
+        copies = {name: n for name, var in self.copies.items() if (n := solver.value(var))}
+        return Schedule(interval=self.interval, placed=tuple(placed), optimal=False, refuted=0, copies=copies, seconds=0.0)
+
+
+def _crowded(entries: Sequence[tuple[Any, int, str]]) -> bool:
+    """Whether operations of different warps can ask for more than the whole of a unit at the same time."""
+    most: dict[str, int] = {}
+    total = 0
+    for number, (_, share, warp) in enumerate(entries):
+        if warp:
+            most[warp] = max(most.get(warp, 0), share)
+        elif number % 2 == 0:
+            total += share
+    return total + sum(most.values()) > WHOLE
