@@ -13,6 +13,7 @@ that the prices allow; a finer mixture may do better.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +30,14 @@ LIGHT = 0.3
 WHOLE = 10_000
 #: Stages that a schedule may have.
 STAGES = 4
-#: Parts of the model that are soon decided: every operation of a warp at the prices beside products, or none beside a product.
-LOUD, QUIET = "loud", "quiet"
+#: Parts of the model that are soon decided: tiles that take equal turns, every operation of a warp at the prices beside products,
+#: or none beside a product.
+TURNS, LOUD, QUIET = "turns", "loud", "quiet"
 #: Intervals that are tried first, in bounds, and the share of the time allowed that each may take.
-CLIMB = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 6.0)
-GLANCE = 0.1
+CLIMB = (1.6, 2.5, 4.0, 8.0)
+GLANCE = 0.12
+#: Of each look, for placing operations as early as possible one by one before the solver's own way.
+EARLIEST = 0.4
 #: The interval is found to this share of itself.
 RESOLUTION = 0.001
 #: Of the time allowed, for making the schedule found shorter.
@@ -93,8 +97,8 @@ def best_schedule(
     search = _Search(graph, spare or {}, seed)
     low = math.ceil(bound - 1e-6)
     hunt = _Hunt(search, low, started, seconds)
-    for modes in (LOUD, QUIET):
-        hunt.climb(modes)
+    for modes in (TURNS, LOUD, QUIET):
+        hunt.descend(modes)
     hunt.halve()
     if hunt.found is None:
         return None
@@ -119,16 +123,18 @@ class _Hunt:
     def close(self) -> bool:
         return self.found is not None and self.found.interval - self.refuted <= max(1, int(RESOLUTION * self.found.interval))
 
-    def climb(self, modes: str) -> None:
-        """Look at longer and longer intervals in a part of the model that is soon decided."""
-        for factor in CLIMB:
-            interval = math.ceil(self.low * factor)
-            if (self.found is not None and interval >= self.found.interval) or self.left <= 0:
+    def descend(self, modes: str) -> None:
+        """Look at shorter and shorter intervals in a part of the model, until one is not soon decided."""
+        if self.found is None:
+            self.found = next(filter(None, (self._glance(math.ceil(self.low * f), modes) for f in CLIMB)), None)
+        while self.found is not None and self.found.interval > self.low:
+            better = self._glance((self.found.interval + self.low) // 2, modes)
+            if better is None:
                 return
-            better = self.search.at(interval, min(self.left, self.seconds * GLANCE), modes=modes)[1]
-            if better is not None:
-                self.found = better
-                return
+            self.found = better
+
+    def _glance(self, interval: int, modes: str) -> Schedule | None:
+        return self.search.at(interval, min(self.left, self.seconds * GLANCE), modes=modes)[1] if self.left > 0 else None
 
     def halve(self) -> None:
         """Close in with all of the model: first at the bound, then half way between what failed and what was found."""
@@ -161,6 +167,8 @@ class _Search:
         self.modes = [_modes(op, asynchronous, slower) for op in operations]
         self.longest = [max(m.cycles for m in modes) for modes in self.modes]
 
+        self.alike = _alike(operations)
+
     def at(
         self, interval: int, seconds: float, *, modes: str = "", hint: Schedule | None = None, tidy: bool = False
     ) -> tuple[str, Schedule | None]:
@@ -173,15 +181,32 @@ class _Search:
             model.begin_at(hint)
         if tidy:
             model.shorten()
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.05, seconds)
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = self.seed
-        solver.parameters.linearization_level = 0
-        status = solver.solve(model.model)
-        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return "found", model.read(solver)
+        status = cp_model.UNKNOWN
+        for branching, share in ((cp_model.FIXED_SEARCH, EARLIEST), (cp_model.AUTOMATIC_SEARCH, 1 - EARLIEST)):
+            solver = cp_model.CpSolver()
+            solver.parameters.max_time_in_seconds = max(0.02, seconds * share)
+            solver.parameters.num_workers = 1
+            solver.parameters.random_seed = self.seed
+            solver.parameters.linearization_level = 0
+            solver.parameters.search_branching = branching
+            if tidy and branching == cp_model.FIXED_SEARCH:
+                continue
+            status = solver.solve(model.model)
+            if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+                return "found", model.read(solver)
+            if status == cp_model.INFEASIBLE:
+                break
         return ("infeasible" if status == cp_model.INFEASIBLE else "unknown"), None
+
+
+def _alike(operations: Sequence[Operation]) -> list[list[int]]:
+    """Operations of different tiles that have the same name but for its numbers."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, op in enumerate(operations):
+        key = (re.sub(r"(?<=[A-Za-z])\d+", "", op.role), re.sub(r"(?<=[A-Za-z])\d+", "", op.name))
+        groups.setdefault(key, []).append(i)
+    most = max((len(group) for group in groups.values()), default=1)
+    return [group for group in groups.values() if len(group) == most > 1]
 
 
 def _modes(op: Operation, asynchronous: bool, slower: float) -> list[_Mode]:
@@ -239,7 +264,19 @@ class _Model:
         model.add(self.start[first] == 0)
         self._dependences()
         self._units()
+        if only == TURNS:
+            self._turns()
         model.add_decision_strategy(self.begin, cp.CHOOSE_LOWEST_MIN, cp.SELECT_MIN_VALUE)
+
+    def _turns(self) -> None:
+        """Operations that several tiles have alike follow each other by equal parts of the interval."""
+        for group in self.search.alike:
+            for number, other in enumerate(group[1:], start=1):
+                wraps = self.model.new_bool_var("")
+                shift = number * self.interval // len(group) - self.interval * wraps
+                self.model.add(self.start[other] == self.start[group[0]] + shift)
+                for a, b in zip(self.chosen[group[0]], self.chosen[other], strict=False):
+                    self.model.add(a == b)
 
     def _dependences(self) -> None:
         period = self.interval
