@@ -41,7 +41,7 @@ class Sentence(click.ClickException):
 #: Commands of other modules, imported when they are asked for (those modules import this one).
 ELSEWHERE = {
     "check": "cli_check", "explore": "cli_explore", "whatif": "cli_explore", "report": "cli_report", "plot": "cli_report",
-    "view": "cli_report", "lineage": "cli_lineage",
+    "view": "cli_report", "lineage": "cli_lineage", "optimum": "cli_optimum",
 }
 
 

@@ -46,6 +46,16 @@ NEEDS = "the best modulo schedule"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Room:
+    """At ``most`` so many more copies of a buffer, each ``size`` of the ``free`` part of ``pool`` that all buffers there share."""
+
+    most: int
+    pool: str
+    size: int
+    free: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placed:
     """An operation in the schedule: ``start`` in the interval, its ``stage``, ``cycles`` and whether at the prices beside a product."""
 
@@ -86,15 +96,15 @@ class _Mode:
 
 
 def best_schedule(
-    graph: LoopGraph, bound: float, *, seconds: float = 10.0, spare: Mapping[str, int] | None = None, seed: int = 0
+    graph: LoopGraph, bound: float, *, seconds: float = 10.0, rooms: Mapping[str, Room] | None = None, seed: int = 0
 ) -> Schedule | None:
     """The schedule of the shortest interval found in ``seconds``; None where none was.
 
-    ``spare``: how many more copies of a buffer there is room for. Raises ValueError where OR-tools is not installed.
+    ``rooms``: buffers that may have more copies. Raises ValueError where OR-tools is not installed.
     """
     extra("ortools", "optimum", NEEDS)
     started = time.monotonic()
-    search = _Search(graph, spare or {}, seed)
+    search = _Search(graph, rooms or {}, seed)
     low = math.ceil(bound - 1e-6)
     hunt = _Hunt(search, low, started, seconds)
     for modes in (TURNS, LOUD, QUIET):
@@ -157,8 +167,8 @@ class _Hunt:
 class _Search:
     """One graph, looked at for several intervals."""
 
-    def __init__(self, graph: LoopGraph, spare: Mapping[str, int], seed: int) -> None:
-        self.graph, self.spare, self.seed = graph, spare, seed
+    def __init__(self, graph: LoopGraph, rooms: Mapping[str, Room], seed: int) -> None:
+        self.graph, self.rooms, self.seed = graph, rooms, seed
         operations = graph.operations
         asynchronous = any(op.kind == "product" for op in operations)
         held_up = sum(op.delay for op in operations)
@@ -259,7 +269,9 @@ class _Model:
                     if not mode.fits(only):
                         model.add(lit == 0)
             self.length.append(sum(lit * mode.cycles for lit, mode in zip(literals, modes, strict=True)))
-        self.copies = {name: model.new_int_var(0, most, f"copies of {name}") for name, most in search.spare.items() if most > 0}
+        self.copies = {name: model.new_int_var(0, room.most, f"copies of {name}") for name, room in search.rooms.items()}
+        for pool, free in {room.pool: room.free for room in search.rooms.values()}.items():
+            model.add(sum(n * search.rooms[name].size for name, n in self.copies.items() if search.rooms[name].pool == pool) <= free)
         first = next((i for i, op in enumerate(operations) if op.kind == "product"), 0)
         model.add(self.start[first] == 0)
         self._dependences()
