@@ -44,9 +44,8 @@ def optimum(schedule: str, as_json: bool, **options: Any) -> None:
     gpu, attention = cli._problem(options)
     result = cli._simulate(cli._schedule(schedule, options["sets"]), gpu, attention, options, record_limit=RECORDS)
     with cli._working("looking for the best schedule"):
-        found = best(
-            result, gpu, kernel=options["kernel"], seconds=options["seconds"], seed=options["seed"], variants=not options["as_built"]
-        )
+        search = {name: options[name] for name in ("kernel", "seconds", "seed")}
+        found = best(result, gpu, variants=not options["as_built"], **search)
     if as_json:
         cli._print_json(as_dict(found))
     else:
@@ -79,8 +78,9 @@ def notes(found: Optimum) -> list[str]:
     if built.bounds.resource > plain * 1.001:
         out.append(f"if products slowed nothing beside them, the busiest unit would need {plain:,.0f} ({unit})")
     if found.own and built.schedule is not None and found.own < built.schedule.interval:
-        over = f"{100 * (found.own / built.bounds.bound - 1):.0f} %" if found.own >= built.bounds.bound else "nothing"
-        out.append(f"the kernel mixes more finely than operations can be placed here; no order gains more than {over} on it")
+        over = 100 * (found.own / built.bounds.bound - 1)
+        gain = f"; no order of the same operations gains more than {over:.1f} %" if over > 0 else ""
+        out.append(f"the kernel mixes its warps' instructions more finely than whole operations can be placed{gain}")
     for variant in found.variants[1:]:
         if variant.schedule is not None:
             per = f", {variant.schedule.interval * found.ctas / variant.tiles:,.0f} a tile" if variant.tiles != found.ctas else ""
@@ -102,11 +102,12 @@ def _print(found: Optimum, title: str) -> None:
     units = sorted(built.bounds.units.items(), key=lambda item: -item[1])[:8]
     console.print(escape("units: " + ", ".join(f"{name} {cycles:,.0f}" for name, cycles in units)))
     if built.schedule is not None:
-        table = _table(f"best schedule, II {built.schedule.interval:,}", "operation", "role", "unit", "start", "cycles", "stage", text=3)
+        title = f"best schedule, II {built.schedule.interval:,}"
+        table = _table(title, "operation", "role", "unit", "start", "cycles", "stage", text=3)
         for p in ordered(built.schedule.placed):
-            table.add_row(
-                escape(p.operation.name), f"{p.operation.role}.{p.operation.cta}", unit_of(p), f"{p.start:,}", f"{p.cycles:,}", str(p.stage)
-            )
+            op = p.operation
+            role = f"{op.role}.{op.cta}" if found.ctas > 1 else op.role
+            table.add_row(escape(op.name), role, op.unit, f"{p.start:,}", f"{p.cycles:,}", str(p.stage))
         console.print(table)
     for move in found.moves:
         console.print(escape(f"move: {move}"))
@@ -116,12 +117,6 @@ def _print(found: Optimum, title: str) -> None:
 
 def ordered(placed: tuple[Placed, ...]) -> list[Placed]:
     return sorted(placed, key=lambda p: (p.start, p.operation.role, p.operation.name))
-
-
-def unit_of(p: Placed) -> str:
-    """The unit that an operation holds longest."""
-    uses = p.operation.beside_uses if p.beside else p.operation.uses
-    return max(uses, key=lambda name: uses[name]) if uses else "-"
 
 
 # --- for programs ---
@@ -139,8 +134,8 @@ def _variant_dict(v: Variant) -> dict[str, Any]:
     bounds, s = v.bounds, v.schedule
     rows = [] if s is None else [
         {
-            "op": p.operation.name, "role": p.operation.role, "cta": p.operation.cta, "kind": p.operation.kind, "unit": unit_of(p),
-            "start": p.start, "stage": p.stage, "cycles": p.cycles, "beside": p.beside,
+            "op": p.operation.name, "role": p.operation.role, "cta": p.operation.cta, "kind": p.operation.kind,
+            "unit": p.operation.unit, "start": p.start, "stage": p.stage, "cycles": p.cycles, "beside": p.beside,
         }
         for p in ordered(s.placed)
     ]  # fmt: skip

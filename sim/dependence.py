@@ -81,7 +81,7 @@ def steady_loops(program: Program, tile: int) -> tuple[Loop, ...]:
 
 
 def dependences(program: Program, tile: int, loops: Sequence[Loop]) -> tuple[tuple[Dependence, ...], frozenset[int]]:
-    """What the statements of ``loops`` wait for while all of them are in their loops; and those that are guarded and not run there.
+    """What the statements of ``loops`` wait for while all roles are in their loops; and the guarded ones that do not run there.
 
     Raises ValueError where they are not in step for STEADY_TRIPS trips, and where the tile cannot be followed to there.
     """

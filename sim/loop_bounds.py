@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .operations import Edge, LoopGraph, Operation
+from .loop_graph import Edge, LoopGraph
+from .operations import Operation
 
 TOLERANCE = 1e-6
 
@@ -45,7 +46,7 @@ def unit_loads(graph: LoopGraph, *, slowed: bool = True) -> dict[str, float]:
     With products that run by themselves (``slowed``) an operation of a warp holds a unit for w cycles, or for w' where a product
     runs meanwhile, and then holds products up for d. Products take T cycles with nothing to hold them up. Of a unit, work can
     be put beside products until T is full; it goes there in the order of what that saves, and what is left needs time without.
-    FMA work beside a product holds it up for less than it would take without, so that all of it beside is the tensor cores' least.
+    FMA work holds a product up for less than it would take without one: the tensor cores' least has all of it beside.
     """
     operations = graph.operations
     names = dict.fromkeys(unit for op in operations for unit in op.uses)
@@ -58,10 +59,9 @@ def unit_loads(graph: LoopGraph, *, slowed: bool = True) -> dict[str, float]:
     vector = [op for op in operations if op.kind in ("vector", "issue")]
     for unit in ("port", "fma", "alu", "mufu"):
         if unit in loads:
-            loads[unit] = _beside(vector, own, lambda op, u=unit: (op.uses.get(u, 0.0), op.beside_uses.get(u, 0.0)))  # type: ignore[misc]
+            loads[unit] = _beside([(op.uses.get(unit, 0.0), op.beside_uses.get(unit, 0.0), op.delay) for op in vector], own)
     for warp in dict.fromkeys(op.warp for op in vector):
-        mine = [op for op in vector if op.warp == warp]
-        loads[warp] = _beside(mine, own, lambda op: (op.cycles, op.beside))
+        loads[warp] = _beside([(op.cycles, op.beside, op.delay) for op in vector if op.warp == warp], own)
     loads["tensor"] += sum(op.delay for op in vector)
     return loads
 
@@ -70,12 +70,11 @@ def _serial(operations: Sequence[Operation], warp: str) -> float:
     return sum(op.issue or op.cycles for op in operations if op.warp == warp)
 
 
-def _beside(work: Sequence[Operation], products: float, cost: Callable[[Operation], tuple[float, float]]) -> float:
-    """The least interval for work of which each operation takes (alone, beside a product), next to ``products`` cycles of these."""
+def _beside(work: Sequence[tuple[float, float, float]], products: float) -> float:
+    """The least interval for operations that take (alone, beside a product, holding it up), with ``products`` cycles of these."""
     total, room = 0.0, products
     saved = 0.0
-    kinds = sorted(((*cost(op), op.delay) for op in work), key=lambda c: -(c[0] - c[2]) / max(TOLERANCE, c[1] - c[2]))
-    for alone, beside, delay in kinds:
+    for alone, beside, delay in sorted(work, key=lambda c: -(c[0] - c[2]) / max(TOLERANCE, c[1] - c[2])):
         total += alone
         if alone <= delay or room <= 0:
             continue
@@ -112,7 +111,7 @@ def _circle(
 ) -> list[tuple[Edge, int, float]] | None:
     """A circle that takes longer than ``interval`` a trip (Bellman and Ford), or None."""
     reached = [0.0] * count
-    came: list[tuple[Edge, int, float] | None] = [None] * count
+    came: dict[int, tuple[Edge, int, float]] = {}
     last = -1
     for _ in range(count + 1):
         last = -1
@@ -124,15 +123,11 @@ def _circle(
         if last < 0:
             return None
     for _ in range(count):
-        step = came[last]
-        assert step is not None
-        last = step[0].before
+        last = came[last][0].before
     circle: list[tuple[Edge, int, float]] = []
     at_node = last
     while True:
-        step = came[at_node]
-        assert step is not None
-        circle.append(step)
-        at_node = step[0].before
+        circle.append(came[at_node])
+        at_node = came[at_node][0].before
         if at_node == last:
             return circle[::-1]

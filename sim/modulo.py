@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .extras import extra
-from .operations import LoopGraph, Operation
+from .loop_graph import LoopGraph
+from .operations import Operation
 
 #: How much slower an operation of a warp may run to leave units to others.
 STRETCHES = (1.0, 2.0)
@@ -47,7 +48,7 @@ NEEDS = "the best modulo schedule"
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """At ``most`` so many more copies of a buffer, each ``size`` of the ``free`` part of ``pool`` that all buffers there share."""
+    """At ``most`` so many more copies of a buffer, each ``size`` of what is ``free`` in the ``pool`` that its buffers share."""
 
     most: int
     pool: str
@@ -57,7 +58,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """An operation in the schedule: ``start`` in the interval, its ``stage``, ``cycles`` and whether at the prices beside a product."""
+    """An operation in the schedule: ``start`` in the interval, ``stage``, ``cycles``, and if priced ``beside`` a product."""
 
     operation: Operation
     start: int
@@ -72,8 +73,8 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """``interval`` cycles a trip; ``optimal`` if none shorter (by RESOLUTION) exists under the model. ``copies``: buffers with more
-    than the Program has, and how many more."""
+    """``interval`` cycles a trip; ``optimal`` if the model has none shorter (by RESOLUTION): ``refuted`` has no schedule.
+    ``copies``: buffers with more copies than the Program has, and how many more."""
 
     interval: int
     placed: tuple[Placed, ...]
@@ -220,7 +221,7 @@ def _alike(operations: Sequence[Operation]) -> list[list[int]]:
 
 
 def _modes(op: Operation, asynchronous: bool, slower: float) -> list[_Mode]:
-    """How ``op`` may run. Beside products it may be priced differently; products themselves are ``slower`` by what holds them up."""
+    """How ``op`` may run: by itself or at the prices beside products, which are ``slower`` by what holds them up."""
     if op.kind in ("product", "transfer"):
         cycles = max(1, math.ceil(op.cycles * (slower if op.kind == "product" else 1.0) - 1e-6))
         return [_Mode(cycles=cycles, shares=_shares(op.uses, cycles, op.kind))]
@@ -271,7 +272,8 @@ class _Model:
             self.length.append(sum(lit * mode.cycles for lit, mode in zip(literals, modes, strict=True)))
         self.copies = {name: model.new_int_var(0, room.most, f"copies of {name}") for name, room in search.rooms.items()}
         for pool, free in {room.pool: room.free for room in search.rooms.values()}.items():
-            model.add(sum(n * search.rooms[name].size for name, n in self.copies.items() if search.rooms[name].pool == pool) <= free)
+            mine = [n * search.rooms[name].size for name, n in self.copies.items() if search.rooms[name].pool == pool]
+            model.add(sum(mine) <= free)
         first = next((i for i, op in enumerate(operations) if op.kind == "product"), 0)
         model.add(self.start[first] == 0)
         self._dependences()
@@ -293,7 +295,7 @@ class _Model:
     def _dependences(self) -> None:
         period = self.interval
         for e in self.search.graph.edges:
-            distance = e.distance + (self.copies[e.buffer] if e.buffer in self.copies else 0)
+            distance = e.distance + self.copies.get(e.buffer, 0)
             begin = self.begin[e.before]
             after = self.begin[e.after] + period * distance
             lag = math.ceil(e.latency - 1e-6)
@@ -323,7 +325,7 @@ class _Model:
                 warps.setdefault(op.warp, []).extend(one)
         for intervals in warps.values():
             model.add_no_overlap(intervals)
-        for unit, entries in held.items():
+        for entries in held.values():
             if all(share == WHOLE for _, share, _ in entries):
                 model.add_no_overlap([turn for turn, _, _ in entries])
             elif _crowded(entries):

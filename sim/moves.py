@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from ..model.program import Program
 from .dependence import PRODUCTS, Dependence
+from .loop_graph import LoopGraph
 from .modulo import Placed, Schedule
-from .operations import LoopGraph
 
 #: Cycles, as a share of the shorter operation, from which two operations count as one under the other.
 UNDER = 0.25

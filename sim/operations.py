@@ -1,9 +1,9 @@
-"""The steady loop as priced operations: what each holds of which unit, and which waits for which.
+"""The steady loop of a role as priced operations: what each holds of which unit.
 
-Costs are the engines' (``engine.bundle_table``), read off the rows of the Program's code. Statements whose instructions a compiler
-mixed share the time of their stretch of code (what lies between two ordering ops or products) in proportion to what each would
-take by itself, so that a role's operations sum to what the engine lets it issue. Instructions of ordering ops go with the
-operation after them. An asynchronous statement is two operations: its issue by the warp, and the product or the transfer.
+Costs are the engines' (``engine.bundle_table``), read off the rows of the Program's code. Statements whose instructions a
+compiler mixed share the time of their stretch of code (what lies between two ordering ops or products) in proportion to what
+each would take by itself, so that a role's operations sum to what the engine lets it issue. Instructions of ordering ops go
+with the operation after them. An asynchronous statement is two operations: its issue by the warp, and what runs by itself.
 """
 
 from __future__ import annotations
@@ -27,20 +27,15 @@ from .engine import (
     FIRST_PIPE,
     GAP,
     GAP_BESIDE,
-    HBM_LATENCY,
     HBM_RATE,
-    L2_LATENCY,
     L2_RATE,
-    MBARRIER,
     PATH,
     PORT,
     PORT_BESIDE,
-    PRODUCT,
     RESULT,
     SMEM,
     SMEM_LATENCY,
     TICKS_PER_CYCLE,
-    TMA,
     TMEM,
     Job,
     bundle_table,
@@ -59,17 +54,19 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation of one CTA's trip. ``cycles``: of its warp, or of its unit if it runs by itself (``kind`` "product", "transfer").
+    """One operation of one CTA's trip. ``kind``: "vector" (by its warp), "issue", or by itself: "product", "transfer".
 
-    ``uses``: cycles that it holds each unit (of a sub-partition; ``smem``, ``l2`` and a CTA's products: of the SM). ``beside`` and
-    ``beside_uses``: the same where a product runs all the while. ``delay``: cycles that it then holds products up. ``issue``: cycles
-    of its warp, for a product or transfer whose warp does nothing else; otherwise its issue is an operation of its own.
+    ``unit``: what it is work for. ``cycles``: of its warp, or of its unit if it runs by itself. ``uses``: cycles that it holds each
+    unit (of a sub-partition; ``smem``, ``l2`` and products of a CTA: of the SM). ``beside``, ``beside_uses``: the same where a
+    product runs all the while. ``delay``: cycles that it then holds products up. ``issue``: cycles of its warp, for a product or
+    transfer whose warp does nothing else; otherwise its issue is an operation of its own.
     """
 
     name: str
     role: str
     cta: int
     kind: str
+    unit: str
     statements: tuple[int, ...]
     cycles: float
     uses: Mapping[str, float]
@@ -84,51 +81,7 @@ class Operation:
         return f"{self.role}.{self.cta}" if self.kind in ("vector", "issue") or self.issue else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edge:
-    """Operation ``after`` of trip i + ``distance`` begins at least ``latency`` cycles after ``before`` of trip i has ended
-    (``begun``: has begun). One more copy of ``buffer`` makes the distance one more."""
-
-    before: int
-    after: int
-    distance: int
-    latency: float
-    buffer: str = ""
-    begun: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopGraph:
-    """All CTAs of an SM: their operations and what waits for what."""
-
-    operations: tuple[Operation, ...]
-    edges: tuple[Edge, ...]
-
-
-def loop_graph(
-    program: Program, gpu: GPU, job: Job, loops: Sequence[Loop], depends: Sequence[Dependence], skipped: Collection[int], ctas: int
-) -> LoopGraph:
-    """The priced graph of ``ctas`` CTAs on one SM; statements that the steady loop leaves out are ``skipped``."""
-    pricing = _Pricing(program, gpu, job, depends, skipped)
-    operations: list[Operation] = []
-    for loop in loops:
-        operations += pricing.role(loop)
-    edges = _edges(program, job, operations, depends)
-    count = len(operations)
-    return LoopGraph(
-        operations=tuple(replace(op, cta=cta) for cta in range(ctas) for op in operations),
-        edges=tuple(
-            replace(e, before=e.before + cta * count, after=e.after + cta * count, buffer=f"{e.buffer}.{cta}" if e.buffer else "")
-            for cta in range(ctas)
-            for e in edges
-        ),
-    )
-
-
-# --- prices ---
-
-
-class _Pricing:
+class Pricing:
     """Turns the code rows of a role's loop into operations."""
 
     def __init__(
@@ -146,7 +99,10 @@ class _Pricing:
         def outside(i: int, j: int) -> bool:
             return program.statements[j].kind in MATRIX or j in moved or role[i] != role[j]
 
-        self.sources = {i: {(d.before, d.distance) for d in depends if d.after == i and outside(i, d.before)} for i in range(len(role))}
+        self.sources: dict[int, set[tuple[int, int]]] = {i: set() for i in range(len(role))}
+        for d in depends:
+            if outside(d.after, d.before):
+                self.sources[d.after].add((d.before, d.distance))
         self.sinks = {d.before for d in depends if outside(d.before, d.after) and not d.buffer}
 
     def _runs(self, bundle: int) -> bool:
@@ -166,10 +122,10 @@ class _Pricing:
             kind = self.program.statements[i].kind
             if i in self.skipped or kind in STRUCTURE:
                 continue
-            if i in self.asynchronous or kind in ORDERING or (stretch and multiplies(i) != multiplies(stretch[-1])):
-                if stretch:
-                    out += self._stretch(loop, stretch, held + carried)
-                    stretch, held, carried = [], np.zeros_like(carried), np.zeros_like(carried)
+            apart = i in self.asynchronous or kind in ORDERING
+            if stretch and (apart or multiplies(i) != multiplies(stretch[-1])):
+                out += self._stretch(loop, stretch, held + carried)
+                stretch, held, carried = [], np.zeros_like(carried), np.zeros_like(carried)
             if i in self.asynchronous:
                 out += self._asynchronous(loop, i, costs[i] + carried)
                 carried = np.zeros_like(carried)
@@ -214,7 +170,7 @@ class _Pricing:
 
     def _stretch(self, loop: Loop, statements: Sequence[int], cost: Array) -> Iterable[Operation]:
         """Share ``cost`` out among ``statements`` by the time that each would take alone."""
-        own = np.array([self._alone(self.program.statements[i], loop) for i in statements])
+        own = np.array([self._alone(i, loop) for i in statements])
         total = own.sum()
         parts = own / total if total else np.full(len(own), 1 / len(own))
         groups: list[tuple[list[int], float]] = []
@@ -227,18 +183,29 @@ class _Pricing:
             yield self._operation(loop, inside, "vector", cost * part)
 
     def _joins(self, inside: Sequence[int], i: int) -> bool:
-        """Whether ``i`` waits for nothing outside that those before it do not wait for, and nothing outside waits for them alone."""
+        """Whether ``i`` waits for nothing outside that those before it do not wait for, and nothing outside waits for them."""
         before = set().union(*(self.sources[j] for j in inside))
         return self.sources[i] <= before and not any(j in self.sinks for j in inside if self.program.statements[j].writes)
 
-    def _alone(self, s: Statement, loop: Loop) -> float:
-        counts = ideal_counts(s, self.buffers, self.program.roles[loop.role].warps)
+    def _ideal(self, i: int, loop: Loop) -> Array:
+        """What a statement costs by itself."""
+        counts = ideal_counts(self.program.statements[i], self.buffers, self.program.roles[loop.role].warps)
         if not counts:
-            return 0.0
-        table = bundle_table(replace(self.program, bundles=(tuple(counts.items()),)), self.gpu)
-        moved = float(table[0, FIRST_PIPE + TMEM]) / TICKS_PER_CYCLE
+            return np.zeros(self.table.shape[1])
+        row: Array = bundle_table(replace(self.program, bundles=(tuple(counts.items()),)), self.gpu)[0] / TICKS_PER_CYCLE
+        return row
+
+    def _alone(self, i: int, loop: Loop) -> float:
+        row = self._ideal(i, loop)
+        moved = float(row[FIRST_PIPE + TMEM])
         waited = moved + float(self.gpu.tmem.latency_cycles) if moved and self.gpu.tmem is not None else 0.0
-        return max(float(table[0, GAP]) / TICKS_PER_CYCLE, waited)
+        return max(float(row[GAP]), waited)
+
+    def _unit(self, i: int, loop: Loop) -> str:
+        """The unit that a statement by itself holds longest."""
+        row = self._ideal(i, loop)
+        held = {p: float(row[FIRST_PIPE + n]) for n, p in enumerate(PIPES)} | {"smem": float(row[SMEM])}
+        return max(held, key=lambda name: held[name])
 
     def _operation(self, loop: Loop, statements: Sequence[int], kind: str, cost: Array) -> Operation:
         warps = self.program.roles[loop.role].warps
@@ -252,7 +219,8 @@ class _Pricing:
         need = [max((most * float(cost[c[i]]) for u, c in columns.items() if u != "tmem"), default=0.0) for i in (0, 1)]
         waiting = uses.get("smem", 0.0)
         return Operation(
-            name=self._name(statements), role=self.program.roles[loop.role].name, cta=0, kind=kind, statements=tuple(statements),
+            name=self._name(statements), role=self.program.roles[loop.role].name, cta=0, kind=kind,
+            unit=self._unit(statements[0], loop) if kind == "vector" else "issue", statements=tuple(statements),
             cycles=max(float(cost[GAP]), need[0], waiting), uses=uses,
             beside=max(float(cost[GAP_BESIDE]), need[1], waiting), beside_uses=beside, delay=float(cost[DELAY]) * share,
         )  # fmt: skip
@@ -292,8 +260,9 @@ class _Pricing:
         yield replace(self._operation(loop, [i], "issue", issue), name=f"issue {self._name([i])}")
         cycles = max(run.values())
         yield Operation(
-            name=self._name([i]), role=self.program.roles[loop.role].name, cta=0, kind=kind, statements=(i,), cycles=cycles,
-            uses=run, beside=cycles, beside_uses=run,
+            name=self._name([i]), role=self.program.roles[loop.role].name, cta=0, kind=kind,
+            unit="tensor" if kind == "product" else "l2", statements=(i,), cycles=cycles, uses=run,
+            beside=cycles, beside_uses=run,
         )  # fmt: skip
 
     def _transfer(self, row: Any) -> float:
@@ -307,7 +276,7 @@ class _Pricing:
         return size * max(l2, missed * hbm)
 
     def _own_warp(self, operations: list[Operation]) -> list[Operation]:
-        """A role that only issues has no need of operations for that: its products and transfers hold its warp when they begin."""
+        """A role that only issues needs no operations for that: its products and transfers hold its warp when they begin."""
         if any(op.kind == "vector" for op in operations):
             return operations
         issues = {op.statements[0]: op for op in operations if op.kind == "issue"}
@@ -347,88 +316,3 @@ class _Counter:
     def order(
         self, kind: str, barrier: str = "", ring: str = "", *, count: int = 0, total_bytes: int = 0, arg: int = -1
     ) -> None: ...
-
-
-# --- edges ---
-
-
-def _edges(
-    program: Program, job: Job, operations: Sequence[Operation], depends: Sequence[Dependence]
-) -> list[Edge]:
-    """Dependences between operations, with what passes until the one that waits can know: a product's drain, a barrier's wake-up."""
-    ends: dict[int, int] = {}
-    begins: dict[int, int] = {}
-    for number, op in enumerate(operations):
-        for i in op.statements:
-            if op.kind != "issue":
-                ends[i] = number
-            begins.setdefault(i, number)
-    found: dict[tuple[int, int, str], Edge] = {}
-    for d in depends:
-        if d.before not in ends or d.after not in ends:
-            continue
-        before, after = operations[ends[d.before]], operations[begins[d.after]]
-        queued = before.kind == "product" == operations[ends[d.after]].kind and before.role == after.role
-        target = ends[d.after] if queued else begins[d.after]
-        if ends[d.before] == target and d.distance == 0:
-            continue
-        latency = 0.0 if queued else _latency(program, job, before, after.role != before.role)
-        key = (ends[d.before], target, d.buffer)
-        edge = Edge(before=key[0], after=target, distance=d.distance, latency=latency, buffer=d.buffer)
-        if key not in found or edge.distance < found[key].distance:
-            found[key] = edge
-    for i, number in begins.items():  # a product runs once it is issued
-        if operations[number].kind == "issue":
-            found[number, ends[i], "issue"] = Edge(before=number, after=ends[i], distance=0, latency=0.0, begun=True)
-    return _needed(list(found.values()), operations)
-
-
-def _needed(edges: Sequence[Edge], operations: Sequence[Operation]) -> list[Edge]:
-    """``edges`` without those that two others imply, or that one operation has to itself after a trip."""
-    after: dict[int, list[Edge]] = {}
-    for e in edges:
-        if not e.buffer:
-            after.setdefault(e.before, []).append(e)
-
-    def implied(e: Edge, seen: frozenset[int], at: int, distance: int, length: float) -> bool:
-        """Whether a chain of other edges asks for as much."""
-        for step in after.get(at, []):
-            if step is e or step.after in seen or step.distance < 0:
-                continue
-            so_far = distance + step.distance
-            until = length + step.latency - (operations[at].cycles if step.begun else 0.0)
-            if so_far > e.distance:
-                continue
-            if step.after == e.after:
-                if until >= e.latency:
-                    return True
-            elif implied(e, seen | {step.after}, step.after, so_far, until + operations[step.after].cycles):
-                return True
-        return False
-
-    kept = list(edges)
-    for e in edges:
-        if e.before == e.after and e.distance >= 1 and e.latency <= 0:
-            kept.remove(e)
-        elif not e.begun and implied(e, frozenset((e.before,)), e.before, 0, 0.0):
-            kept.remove(e)
-            if e in after.get(e.before, []):
-                after[e.before].remove(e)
-    return kept
-
-
-def _latency(program: Program, job: Job, before: Operation, crosses: bool) -> float:
-    """Cycles from the end of ``before`` until a warp can go on; ``crosses``: one of another role."""
-    latency = job.latency.astype(float) / TICKS_PER_CYCLE
-    woken = float(latency[MBARRIER]) if crosses else 0.0
-    rows = [r for r in program.code if r[STATEMENT] in before.statements and r[OPCODE] == Opcode.ISSUE]
-    paths = {int(job.bundles[r[BUNDLE], PATH]) for r in rows}
-    if before.kind == "product":
-        if Path.TCGEN05 in paths:
-            return float(latency[PRODUCT]) + woken
-        return woken + max(float(job.bundles[r[BUNDLE], RESULT]) / TICKS_PER_CYCLE for r in rows if job.bundles[r[BUNDLE], PATH])
-    if before.kind == "transfer":
-        tensors = [int(r[TENSOR]) for r in rows if r[TENSOR] >= 0]
-        missed = any(job.miss_ppm[t] > MILLION // 2 for t in tensors)
-        return woken + float(latency[HBM_LATENCY] if missed else latency[L2_LATENCY]) + (float(latency[TMA]) if crosses else 0.0)
-    return woken

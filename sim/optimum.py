@@ -1,7 +1,7 @@
 """How far a pipeline's steady loop is from the best one: its bounds, its own interval, the best found, and the moves between.
 
-``best(result)`` reads the dependence graph of one kernel's loop (:mod:`.dependence`), prices it (:mod:`.operations`), takes bounds
-(:mod:`.loop_bounds`), measures the interval that the engine's timeline shows, and looks for the best modulo schedule
+``best(result)`` reads the dependence graph of one kernel's loop (:mod:`.dependence`), prices it (:mod:`.operations`), takes
+bounds (:mod:`.loop_bounds`), measures the interval that the engine's timeline shows, and looks for the best modulo schedule
 (:mod:`.modulo`): as the kernel is built, with more copies of buffers where there is room, and with one more tile in flight.
 """
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..model.gpu import GPU
-from ..model.program import Opcode, Program
+from ..model.program import IntArray, Opcode, Program
 from ..model.rows import OPCODE, STATEMENT
 from .dependence import Dependence, Loop, dependences, steady_loops
 from .engine import TICKS_PER_CYCLE
 from .extras import extra
 from .loop_bounds import LoopBounds, loop_bounds
+from .loop_graph import LoopGraph, loop_graph
 from .modulo import NEEDS, Room, Schedule, best_schedule
 from .moves import moves
-from .operations import LoopGraph, loop_graph
 from .predict import Launch, Result
 
 #: Records of the timeline that the kernel's own interval needs.
@@ -79,7 +79,8 @@ def best(
 ) -> Optimum:
     """The optimum beside one kernel of ``result`` (the longest unless ``kernel`` names another), simulated with RECORDS.
 
-    ``seconds``: for each schedule that is looked for. Raises ValueError where the kernel has no steady loop or OR-tools is missing.
+    ``seconds``: for each schedule that is looked for. ``variants``: look at more buffers and tiles too. Raises ValueError where
+    the kernel has no steady loop or OR-tools is missing.
     """
     extra("ortools", "optimum", NEEDS)
     launch = _launch(result, kernel)
@@ -205,7 +206,7 @@ def lacking(program: Program, gpu: GPU, ctas: int) -> str:
 
 
 def own_interval(launch: Launch, loops: Sequence[Loop], graph: LoopGraph) -> float | None:
-    """Cycles a trip of the working role's loop in the records, over the middle half of each tile's trips; None for want of trips."""
+    """Cycles a trip of the working role's loop in the records, over the middle half of each tile's trips; None with too few."""
     program = launch.program
     work = {loop.role: 0.0 for loop in loops}
     names = {program.roles[role].name: role for role in work}
@@ -224,7 +225,7 @@ def own_interval(launch: Launch, loops: Sequence[Loop], graph: LoopGraph) -> flo
     return float(np.mean(periods)) if periods else None
 
 
-def _periods(records: np.ndarray) -> Iterator[float]:  # type: ignore[type-arg]
+def _periods(records: IntArray) -> Iterator[float]:
     for sm, slot, tile in dict.fromkeys(map(tuple, records[:, [2, 3, 5]].tolist())):
         starts = np.sort(records[(records[:, 2] == sm) & (records[:, 3] == slot) & (records[:, 5] == tile), 0])
         quarter = len(starts) // 4
