@@ -56,10 +56,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 class Operation:
     """One operation of one CTA's trip. ``kind``: "vector" (by its warp), "issue", or by itself: "product", "transfer".
 
-    ``unit``: what it is work for. ``cycles``: of its warp, or of its unit if it runs by itself. ``uses``: cycles that it holds each
-    unit (of a sub-partition; ``smem``, ``l2`` and products of a CTA: of the SM). ``beside``, ``beside_uses``: the same where a
-    product runs all the while. ``delay``: cycles that it then holds products up. ``issue``: cycles of its warp, for a product or
-    transfer whose warp does nothing else; otherwise its issue is an operation of its own.
+    ``unit``: what it is work for. ``cycles``: of its warp, or of its unit if it runs by itself. ``uses``: cycles that it
+    holds a unit (of a sub-partition; ``smem``, ``l2``, products of a CTA: of the SM). ``beside``, ``beside_uses``: the same
+    where a product runs all the while. ``delay``: cycles that it then holds products up. ``issue``: cycles of its warp, for a
+    product or transfer whose warp does nothing else; otherwise its issue is an operation of its own.
     """
 
     name: str
@@ -139,33 +139,32 @@ class Pricing:
         return self._own_warp(out)
 
     def _costs(self, loop: Loop) -> dict[int, Array]:
-        """Per statement of the loop the sums of its rows' costs; GAP holds also what its warp waits for its own results."""
-        width = self.table.shape[1]
-        costs = {i: np.zeros(width) for i in range(loop.start, loop.end + 1)}
+        """Per statement of the loop the sums of its rows' costs. GAP holds also what a warp alone waits for: results that it
+        needs, tensor memory's port (one bundle's transfers after the other's) and its loads from shared memory."""
+        costs = {i: np.zeros(self.table.shape[1]) for i in range(loop.start, loop.end + 1)}
         pc = self.starts[loop.start]
-        since = np.zeros(width)  # since the warp last waited for a result
-        last = np.zeros(width)
+        now = due = port_free = 0.0
         boards: dict[int, float] = {}
-        passed = 0.0
+        latency = float(self.job.latency[SMEM_LATENCY]) / TICKS_PER_CYCLE
         for row in self.program.code[pc + 1 : int(self.program.code[pc][JUMP])]:
-            own, op, waited = costs[int(row[STATEMENT])], row[OPCODE], 0.0
+            own, op = costs[int(row[STATEMENT])], row[OPCODE]
+            before, held = now, 0.0
             if op == Opcode.ISSUE:
-                last = self.table[row[BUNDLE]]
-                own += last * row[COUNT]
-                since = since + last * row[COUNT]
-                passed += float(last[GAP]) * int(row[COUNT])
+                each = self.table[row[BUNDLE]]
+                own += each * row[COUNT]
+                held = float(each[GAP]) * int(row[COUNT])
+                for _ in range(int(row[COUNT])):
+                    now = max(now, port_free) if each[FIRST_PIPE + TMEM] else now
+                    port_free = now + float(each[FIRST_PIPE + TMEM]) if each[FIRST_PIPE + TMEM] else port_free
+                    due = now + float(each[RESULT])
+                    now += float(each[GAP])
                 if row[ARG] >= 0:
-                    boards[int(row[ARG])] = passed
+                    boards[int(row[ARG])] = now
             elif op == Opcode.DEPEND:
-                waited = float(last[RESULT] - last[GAP])
-                if since[FIRST_PIPE + TMEM] and self.gpu.tmem is not None:
-                    waited = max(waited, float(since[FIRST_PIPE + TMEM] + self.gpu.tmem.latency_cycles - since[GAP]))
-                since = np.zeros(width)
+                now = max(now, due)
             elif op == Opcode.WAIT_SCOREBOARD and int(row[ARG]) in boards:
-                waited = float(self.job.latency[SMEM_LATENCY]) / TICKS_PER_CYCLE - (passed - boards[int(row[ARG])])
-            if waited > 0:
-                own[[GAP, GAP_BESIDE]] += waited
-                passed += waited
+                now = max(now, boards[int(row[ARG])] + latency)
+            own[[GAP, GAP_BESIDE]] += now - before - held
         return costs
 
     def _stretch(self, loop: Loop, statements: Sequence[int], cost: Array) -> Iterable[Operation]:

@@ -25,7 +25,7 @@ from .moves import moves
 from .predict import Launch, Result
 
 #: Records of the timeline that the kernel's own interval needs.
-RECORDS = 40_000
+RECORDS = 400_000
 #: Registers of a thread for addresses, row statistics and fragments, beside its tiles (as in FA2's own estimate).
 STATE_REGISTERS = 40
 #: Copies of a buffer that are added at most.
