@@ -83,7 +83,8 @@ def notes(found: Optimum) -> list[str]:
         out.append(f"the kernel mixes its warps' instructions more finely than whole operations can be placed{gain}")
     for variant in found.variants[1:]:
         if variant.schedule is not None:
-            per = f", {variant.schedule.interval * found.ctas / variant.tiles:,.0f} a tile" if variant.tiles != found.ctas else ""
+            share = variant.schedule.interval * found.ctas / variant.ctas
+            per = f", {share:,.0f} for what the kernel has in flight" if variant.ctas != found.ctas else ""
             room = f"; it does not fit as it is ({variant.fits})" if variant.fits else ""
             out.append(f"{variant.change}: {_best(variant)}{per}{room}")
     return out
@@ -140,7 +141,7 @@ def _variant_dict(v: Variant) -> dict[str, Any]:
         for p in ordered(s.placed)
     ]  # fmt: skip
     return {
-        "change": v.change, "tiles": v.tiles, "fits": not v.fits, "lacks": v.fits,
+        "change": v.change, "ctas": v.ctas, "fits": not v.fits, "lacks": v.fits,
         "bounds": {
             "resource": bounds.resource, "unit": bounds.unit, "recurrence": bounds.recurrence, "chain": list(bounds.chain),
             "units": dict(bounds.units), "units_without_slowdown": dict(bounds.plain),

@@ -37,6 +37,9 @@ TURNS, LOUD, QUIET = "turns", "loud", "quiet"
 #: Intervals that are tried first, in bounds, and the share of the time allowed that each may take.
 CLIMB = (1.6, 2.5, 4.0, 8.0)
 GLANCE = 0.12
+#: The solver's own measure of work that counts as a second: what a processor of 2020 does in about one. Effort is measured by it,
+#: so that the answer is the same on any machine, unless the wall clock runs PATIENCE times ahead.
+EFFORT, PATIENCE = 0.15, 4.0
 #: Of each look, for placing operations as early as possible one by one before the solver's own way.
 EARLIEST = 0.4
 #: The interval is found to this share of itself.
@@ -99,7 +102,7 @@ class _Mode:
 def best_schedule(
     graph: LoopGraph, bound: float, *, seconds: float = 10.0, rooms: Mapping[str, Room] | None = None, seed: int = 0
 ) -> Schedule | None:
-    """The schedule of the shortest interval found in ``seconds``; None where none was.
+    """The schedule of the shortest interval found in about ``seconds`` of one processor; None where none was.
 
     ``rooms``: buffers that may have more copies. Raises ValueError where OR-tools is not installed.
     """
@@ -113,7 +116,7 @@ def best_schedule(
     hunt.halve()
     if hunt.found is None:
         return None
-    tidy = search.at(hunt.found.interval, max(hunt.left, seconds * TIDYING), hint=hunt.found, tidy=True)[1] or hunt.found
+    tidy = search.at(hunt.found.interval, seconds * TIDYING, hint=hunt.found, tidy=True)[1] or hunt.found
     return replace(tidy, optimal=hunt.close, refuted=hunt.refuted, seconds=time.monotonic() - started)
 
 
@@ -127,8 +130,10 @@ class _Hunt:
 
     @property
     def left(self) -> float:
-        """Seconds, without those that are kept for a tidy schedule."""
-        return self.seconds * (1 - TIDYING) - (time.monotonic() - self.started)
+        """Of the effort, without what is kept for a tidy schedule; none when the clock on the wall is far ahead of it."""
+        if time.monotonic() - self.started > PATIENCE * self.seconds:
+            return 0.0
+        return self.seconds * (1 - TIDYING) - self.search.spent
 
     @property
     def close(self) -> bool:
@@ -170,6 +175,7 @@ class _Search:
 
     def __init__(self, graph: LoopGraph, rooms: Mapping[str, Room], seed: int) -> None:
         self.graph, self.rooms, self.seed = graph, rooms, seed
+        self.spent = 0.0
         operations = graph.operations
         asynchronous = any(op.kind == "product" for op in operations)
         held_up = sum(op.delay for op in operations)
@@ -195,7 +201,8 @@ class _Search:
         status = cp_model.UNKNOWN
         for branching, share in ((cp_model.FIXED_SEARCH, EARLIEST), (cp_model.AUTOMATIC_SEARCH, 1 - EARLIEST)):
             solver = cp_model.CpSolver()
-            solver.parameters.max_time_in_seconds = max(0.02, seconds * share)
+            solver.parameters.max_deterministic_time = max(0.001, seconds * share * EFFORT)
+            solver.parameters.max_time_in_seconds = max(1.0, PATIENCE * seconds * share)
             solver.parameters.num_workers = 1
             solver.parameters.random_seed = self.seed
             solver.parameters.linearization_level = 0
@@ -203,6 +210,7 @@ class _Search:
             if tidy and branching == cp_model.FIXED_SEARCH:
                 continue
             status = solver.solve(model.model)
+            self.spent += solver.response_proto.deterministic_time / EFFORT
             if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 return "found", model.read(solver)
             if status == cp_model.INFEASIBLE:

@@ -2,7 +2,7 @@
 
 ``best(result)`` reads the dependence graph of one kernel's loop (:mod:`.dependence`), prices it (:mod:`.operations`), takes
 bounds (:mod:`.loop_bounds`), measures the interval that the engine's timeline shows, and looks for the best modulo schedule
-(:mod:`.modulo`): as the kernel is built, with more copies of buffers where there is room, and with one more tile in flight.
+(:mod:`.modulo`): as the kernel is built, with more copies of buffers where there is room, and with one more CTA's tiles in flight.
 """
 
 from __future__ import annotations
@@ -38,20 +38,15 @@ WORTHWHILE = 1.02
 class Variant:
     """A loop as built, or changed as ``change`` says: its bounds and its best schedule (None: none found in time).
 
-    ``tiles``: CTAs in flight on an SM; intervals are of one trip of all of them. ``fits``: "" or why it cannot be built as it is.
+    ``ctas``: in flight on an SM; intervals are of one trip of all of them. ``fits``: "" or why it cannot be built as it is.
     """
 
     change: str
     graph: LoopGraph
     bounds: LoopBounds
     schedule: Schedule | None
-    tiles: int
+    ctas: int
     fits: str = ""
-
-    @property
-    def interval(self) -> float | None:
-        """Of one trip of each tile that the loop has as built."""
-        return None if self.schedule is None else float(self.schedule.interval)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +92,7 @@ def best(
     if variants and _worthwhile(looked[0]) and looked[0].bounds.recurrence > looked[0].bounds.resource:
         second = loop_graph(program, gpu, launch.job, loops, depends, skipped, ctas + 1)
         lacks = lacking(program, gpu, ctas + 1)
-        looked.append(_variant("one more tile in flight", second, {}, ctas + 1, seconds, seed, fits=lacks))
+        looked.append(_variant("one more CTA's Q tiles in flight", second, {}, ctas + 1, seconds, seed, fits=lacks))
     own = own_interval(launch, loops, graph)
     found = looked[0].schedule
     return Optimum(
@@ -134,11 +129,11 @@ def _launch(result: Result, kernel: str | None) -> Launch:
 
 
 def _variant(
-    change: str, graph: LoopGraph, rooms: Mapping[str, Room], tiles: int, seconds: float, seed: int, *, fits: str = ""
+    change: str, graph: LoopGraph, rooms: Mapping[str, Room], ctas: int, seconds: float, seed: int, *, fits: str = ""
 ) -> Variant:
     bounds = loop_bounds(graph, {name: room.most for name, room in rooms.items()})
     schedule = best_schedule(graph, bounds.bound, seconds=seconds, rooms=rooms, seed=seed)
-    return Variant(change=change, graph=graph, bounds=bounds, schedule=schedule, tiles=tiles, fits=fits)
+    return Variant(change=change, graph=graph, bounds=bounds, schedule=schedule, ctas=ctas, fits=fits)
 
 
 def _worthwhile(variant: Variant) -> bool:
