@@ -1,9 +1,9 @@
 """Which statement of the steady loop waits for which, read off a run of the Program itself, with distances in trips.
 
 One tile is followed by the checker's machine (:mod:`.hazard_machine`), which takes every role through its barriers in an order
-that they allow. The last write before a read is then the value that it reads, and what was read before a write must be over
-before its buffer is used again. The order in which a role happens to issue its statements is not in the graph, nor are
-barriers that only take turns: those are the schedule's choice, and what a better one may change.
+that they allow; the CTAs of a cluster together. The last write before a read is then the value that it reads, and what was read
+before a write must be over before its buffer is used again. The order in which a role happens to issue its statements is not
+in the graph, nor are barriers that only take turns: those are the schedule's choice, and what a better one may change.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def dependences(program: Program, tile: int, loops: Sequence[Loop]) -> tuple[tup
     script = Script(program)
     for plan in script.plans.values():  # here registers matter as much as what is shared
         plan.operands, plan.plain = (*plan.plain, *plan.operands), ()
-    machine = _Follower(script, [tile])
+    machine = _Follower(script, [tile // max(1, program.cluster)])
     flow = _Flow(machine, program)
     machine.memory = flow
     machine.run()
@@ -138,6 +138,10 @@ class _Step:
     trip: int
 
 
+#: A stage of a buffer in a CTA, or a warp's own registers.
+Place = tuple[str, int | None, int, Warp | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Access:
     at: At
@@ -154,15 +158,15 @@ class _Flow(Memory):
     def __init__(self, machine: Machine, program: Program) -> None:
         super().__init__(lambda *_: None)
         self.numbers = {id(s): i for i, s in enumerate(program.statements)}
-        leads: dict[int, Warp] = {}
+        leads: dict[tuple[int, int], Warp] = {}
         for warp in machine.warps:
-            leads.setdefault(warp.role, warp)
+            leads.setdefault((warp.rank, warp.role), warp)
         self.leads = set(leads.values())
         self.steps: dict[At, _Step] = {}
-        self.times: dict[int, int] = {}
+        self.times: dict[tuple[int, int], int] = {}
         self.roles: dict[int, list[_Step]] = {}
-        self.writers: dict[tuple[str, int | None, Warp | None], list[_Access]] = {}
-        self.readers: dict[tuple[str, int | None, Warp | None], list[_Access]] = {}
+        self.writers: dict[Place, list[_Access]] = {}
+        self.readers: dict[Place, list[_Access]] = {}
         self.edges: list[tuple[At, At, str]] = []
 
     def touch(self, cell: Cell, record: Record) -> None:
@@ -171,7 +175,7 @@ class _Flow(Memory):
         if at.warp not in self.leads:
             return
         self._note(at)
-        key = (cell.name, cell.stage, at.warp if cell.space == "register" else None)
+        key: Place = (cell.name, cell.stage, cell.rank, at.warp if cell.space == "register" else None)
         writers, readers = self.writers.setdefault(key, []), self.readers.setdefault(key, [])
         changes = record.writes and changes_value(at.statement, cell.name, record.tag)
         if not record.writes or changes:
@@ -191,10 +195,12 @@ class _Flow(Memory):
         if at in self.steps:
             return
         number = self.numbers[id(at.statement)]
-        self.times[number] = self.times.get(number, -1) + 1
-        step = _Step(len(self.steps), number, self.times[number])
+        times = (at.warp.rank, number)
+        self.times[times] = self.times.get(times, -1) + 1
+        step = _Step(len(self.steps), number, self.times[times])
         self.steps[at] = step
-        self.roles.setdefault(at.warp.role, []).append(step)
+        if at.warp.rank == 0:
+            self.roles.setdefault(at.warp.role, []).append(step)
 
     def _reads(self, at: At, record: Record, writers: list[_Access]) -> None:
         """Each column's last writer."""

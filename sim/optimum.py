@@ -2,7 +2,7 @@
 
 ``best(result)`` reads the dependence graph of one kernel's loop (:mod:`.dependence`), prices it (:mod:`.operations`), takes
 bounds (:mod:`.loop_bounds`), measures the interval that the engine's timeline shows, and looks for the best modulo schedule
-(:mod:`.modulo`): as the kernel is built, with more copies of buffers where there is room, and with one more CTA's tiles in flight.
+(:mod:`.modulo`): as the kernel is built, with more copies of buffers where there is room, and with one more CTA in flight.
 """
 
 from __future__ import annotations
