@@ -38,7 +38,7 @@ TURNS, LOUD, QUIET = "turns", "loud", "quiet"
 CLIMB = (1.6, 2.5, 4.0, 8.0)
 GLANCE = 0.12
 #: The solver's own measure of work that counts as a second: what a processor of 2020 does in about one. Effort is measured by it,
-#: so that the answer is the same on any machine, unless the wall clock runs PATIENCE times ahead.
+#: so that the answer is the same on any machine, unless the wall clock runs PATIENCE times ahead of it.
 EFFORT, PATIENCE = 0.15, 4.0
 #: Of each look, for placing operations as early as possible one by one before the solver's own way.
 EARLIEST = 0.4
