@@ -58,10 +58,8 @@ class _Machine:
         self.per_cta = len(job.warp_start)
         warps = job.sms * job.slots * self.per_cta
         self.sms = [Sm(job) for _ in range(job.sms)]
-        self.quarters = [
-            SubPartition(self.clock, warps + i, self.bundles, job.product_queue, self.grant)
-            for i in range(job.sms * SUB_PARTITIONS)
-        ]
+        quarters = range(warps, warps + job.sms * SUB_PARTITIONS)
+        self.quarters = [SubPartition(self.clock, key, self.bundles, job.product_queue, self.grant) for key in quarters]
         self.homes: list[SubPartition] = []  # by warp number
         self.ctas: list[_Cta | None] = [None] * (job.sms * job.slots)  # by slot
         self.slots: list[list[Warp]] = []
@@ -221,7 +219,7 @@ class _Cta:
             Opcode.WAIT_SCOREBOARD: self.wait,
             Opcode.WAIT_GROUP: self.wait,
             Opcode.DEPEND: self.wait,
-            Opcode.MMA_WAIT: self.wait_products,
+            Opcode.MMA_WAIT: self.wait,
             Opcode.COMMIT: self.commit,
             Opcode.MMA_COMMIT: self.mma_commit,
             Opcode.BARRIER: self.sync,
@@ -302,11 +300,8 @@ class _Cta:
 
     def wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
         until, reason = warp.due(row[OPCODE], row[ARG])
-        return self.wait_until(warp, until, reason)
-
-    def wait_products(self, warp: Warp, row: list[int]) -> simpy.Event | None:
-        until, reason = warp.due(row[OPCODE], row[ARG])
-        return self.wait_until(warp, until + self.machine.homes[warp.number].held_up if until else 0, reason)
+        held_up = self.machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT and until else 0
+        return self.wait_until(warp, until + held_up, reason)
 
     def commit(self, warp: Warp, row: list[int]) -> None:
         warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
