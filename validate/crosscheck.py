@@ -33,12 +33,8 @@ from .summary import summarize
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
 NEEDED = ("gpu", "kernel", "batch", "heads_q", "seqlen_q", "head_dim")
 MEASURES = ("ms", "tflops", "cycles")
-#: Names that papers give to a switched-off part of a schedule. FA3's row without overlap of products and softmax has no ping-pong
-#: either: with ping-pong alone its text (section 3.1) has 620 to 640 TFLOP/s, without 570, and the row 582.
-SWITCH_NAMES = {
-    "no_intra_overlap": "intra_overlap=false;pingpong=false",
-    "no_warp_specialization": "warp_specialization=false",
-}
+#: Names that papers give to a switched-off part of a schedule (why FA3's 582 has no ping-pong either: model/README.md).
+SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false;pingpong=false", "no_warp_specialization": "warp_specialization=false"}
 WORDS = {"true": True, "false": False, "none": None}
 #: Query rows over all heads: what one prediction can hold in memory.
 MOST_QUERY_ROWS = 2**28
