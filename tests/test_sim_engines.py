@@ -51,6 +51,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
         "stages": [1, 2, 3],
         "pingpong": [None, True, False],
         "intra_overlap": [True, False],
+        "warp_specialization": [True, False],
         "cluster": [None, 1, 2],
         "counts": ["binary", "ideal"],
     },

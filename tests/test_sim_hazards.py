@@ -94,6 +94,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
     "fa3": {
         "block_q": [None, 64, 128, 192], "block_kv": [None, 64, 96, 128, 160], "stages": [1, 2, 3, 4], "cluster": [None, 1, 2],
         "pingpong": [None, True, False], "intra_overlap": [True, False], "persistent": [True, False], "counts": ["ideal"],
+        "warp_specialization": [True, False],
     },
     "triton": {
         "block_q": [None, 64, 128], "block_kv": [None, 32, 64, 128], "num_warps": [None, 4, 8], "num_stages": [None, 2, 3, 4],

@@ -26,6 +26,7 @@ Spare = dict[tuple[str, str], tuple[int, str]]
 SHAPE: dict[str, Any] = {"batch": 1, "heads_q": 1, "seqlen_q": 640, "head_dim": 128}
 #: Under this mask tiles have 0 to 3 blocks of 128 keys, one or two of them masked: every statement of FA2 and FA3 runs.
 ALL_PATHS = {"causal": True, "seqlen_q": 512, "seqlen_kv": 304}
+LONGER = {"causal": True, "seqlen_q": 768, "seqlen_kv": 560}  # so that each stage is filled again in the loop
 #: Blocks of 64 keys that go round a ring several times.
 ROUND = {"causal": True, "seqlen_q": 256, "seqlen_kv": 800}
 #: No mask, two Q blocks a head: CTAs in pairs.
@@ -95,6 +96,9 @@ CASES: dict[str, Case] = {
     ),
     "fa3 without ping-pong": Case(schedule="fa3", fields={"pingpong": False}, spare=O_RING),
     "fa3 without overlap": Case(schedule="fa3", fields={"intra_overlap": False}, spare={**O_RING, **turns(3, 3, 1)}),
+    "fa3 without a producer": Case(
+        schedule="fa3", fields={"warp_specialization": False, "block_kv": 64}, shape=LONGER, spare=turns(2, 2)
+    ),
     "fa3 with P in shared memory": Case(
         schedule="fa3", fields={"block_q": 128, "pingpong": False}, shape={**ALL_PATHS, "head_dim": 96}, spare=O_RING
     ),

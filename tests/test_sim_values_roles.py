@@ -19,10 +19,12 @@ from flashsim.model.schedules import get_schedule
 from flashsim.sim.values import FORMATS, Memory, execute, run
 
 ROLES = [{}, {"stages": 3, "pingpong": True}, {"intra_overlap": False, "pingpong": True}, {"block_q": 192, "stages": 4}]
+OWN_LOADS: list[dict[str, Any]] = [{"pingpong": False}, {"intra_overlap": False, "stages": 3}]
+CASES = [(fields, dtype) for fields in ROLES for dtype in ("bf16", "fp8")]
+CASES += [({"warp_specialization": False, **fields}, "bf16") for fields in OWN_LOADS]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-@pytest.mark.parametrize("fields", ROLES, ids=str)
+@pytest.mark.parametrize(("fields", "dtype"), CASES, ids=str)
 def test_the_order_in_which_roles_go_on_changes_no_bit(fields: dict[str, Any], dtype: str) -> None:
     attention = Attention(batch=1, heads_q=1, seqlen_q=200, seqlen_kv=500, head_dim=64, dtype=dtype, causal=True)
     schedule = get_schedule("fa3", block_kv=64, **fields)
@@ -31,6 +33,17 @@ def test_the_order_in_which_roles_go_on_changes_no_bit(fields: dict[str, Any], d
     for seed in range(4):
         at_random = run(schedule, load_gpu("h100"), attention, q, k, v, seed=seed)
         assert all(np.array_equal(in_turn[each], at_random[each]) for each in in_turn)
+
+
+@pytest.mark.parametrize("fields", OWN_LOADS, ids=str)
+def test_who_loads_the_tiles_changes_no_bit(fields: dict[str, Any]) -> None:
+    attention = Attention(batch=1, heads_q=1, seqlen_q=300, seqlen_kv=500, head_dim=64, causal=True)
+    q, k, v = normal((1, 1, 300, 64), (1, 1, 500, 64), (1, 1, 500, 64))
+    producer, own = (
+        run(get_schedule("fa3", block_kv=64, warp_specialization=on, **fields), load_gpu("h100"), attention, q, k, v)
+        for on in (True, False)
+    )
+    assert all(np.array_equal(producer[each], own[each]) for each in producer)
 
 
 def without(kind: str, **attrs: Any) -> Callable[[list[Statement]], list[Statement]]:

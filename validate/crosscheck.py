@@ -33,8 +33,8 @@ from .summary import summarize
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
 NEEDED = ("gpu", "kernel", "batch", "heads_q", "seqlen_q", "head_dim")
 MEASURES = ("ms", "tflops", "cycles")
-#: Names that papers give to a switched-off part of a schedule.
-SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false", "no_warp_specialization": "warp_specialization=false"}
+#: Names that papers give to a switched-off part of a schedule (why FA3's 582 has no ping-pong either: model/README.md).
+SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false;pingpong=false", "no_warp_specialization": "warp_specialization=false"}
 WORDS = {"true": True, "false": False, "none": None}
 #: Query rows over all heads: what one prediction can hold in memory.
 MOST_QUERY_ROWS = 2**28
@@ -258,10 +258,11 @@ def _schedule(kernel: str, variant: str) -> Schedule:
     """``variant``: ``field=value;field=value`` and the names of SWITCH_NAMES. Raises ValueError for what the kernel lacks."""
     hints = typing.get_type_hints(SCHEDULES[kernel])
     fields: dict[str, Any] = {}
-    for part in (piece.strip() for piece in variant.split(";")):
+    parts = (piece.strip() for piece in variant.split(";"))
+    for part in (switch for piece in parts for switch in SWITCH_NAMES.get(piece, piece).split(";")):
         if not part:
             continue
-        name, equals, raw = (piece.strip() for piece in SWITCH_NAMES.get(part, part).partition("="))
+        name, equals, raw = (piece.strip() for piece in part.partition("="))
         if not (name and equals and raw):
             known = ", ".join(SWITCH_NAMES)
             raise ValueError(f"variant {part!r} names no switch; write field=value;field=value or one of {known}")
