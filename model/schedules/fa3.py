@@ -146,7 +146,8 @@ class _Consumer:
         if self.phases:  # without overlap the two parts of softmax are one
             parts = [self.phases[name] for name in ("softmax_beside_pv", "softmax_after_pv")]
             self.phases["softmax"] = {c: sum(p[c] for p in parts) for c in (*COUNTED, "stall_cycles")}
-        self.beside = beside / profile["per_block"]["xu"] if profile and beside is not None else BESIDE
+        exponentials = t.block_kv / 2  # of a block, by one thread; its row scales come after P V
+        self.beside = BESIDE if beside is None else beside / exponentials
 
     def write(self) -> None:
         b, w = self.b, self.w
