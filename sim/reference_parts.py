@@ -180,13 +180,6 @@ class Warp:
         return (groups[number - 1] if number > 0 else 0), reason
 
 
-class:`~flashsim.model.program.Index`."""
-    total, arg, arg_coef, depth, coef, outer, outer_coef = row
-    total += arg_coef * warp.args[arg] if arg >= 0 else 0
-    total += coef * warp.loops[depth] if depth >= 0 else 0
-    return total + (outer_coef * warp.loops[outer] if outer >= 0 else 0)
-
-
 class Tile:
     """A tile that a CTA works on: its place in the queue, its arguments and how many warps have not ended it."""
 
