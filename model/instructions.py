@@ -82,6 +82,7 @@ _ROWS = (
     _row("mov", "fma", "fma", "IMAD.MOV.U32"),
     _row("fmnmx", "alu", "alu", "FMNMX"),
     _row("f2fp", "alu", "alu", "F2FP.BF16.F32.PACK_AB"),
+    _row("f2fp8", "alu", "alu", "F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C", cost="f2fp"),
     _row("int_alu", "alu", "alu", "IADD3, LOP3, ISETP, SEL, FSEL, PRMT"),
     _row("ex2", "mufu", "xu", "MUFU.EX2"),
     _row("rcp", "mufu", "xu", "MUFU.RCP", cost="ex2"),
@@ -109,6 +110,7 @@ _ROWS = (
     _row("ldtm_x32", "tmem", "other", "LDTM.x32", cost="control", tmem=4096),
     _row("ldtm_x16", "tmem", "other", "LDTM.x16", cost="control", tmem=2048),
     _row("sttm_x16", "tmem", "other", "STTM.x16", cost="control", tmem=-2048),
+    _row("sttm_x8", "tmem", "other", "STTM.x8", cost="control", tmem=-1024),
     _row("tmem_alloc", "tmem", "other", "UTCATOMSWS.FIND_AND_SET", cost="control"),
     _row("stall", "control", "none", "a cycle in which the compiler's stall count holds the warp", cost="control"),
 )

@@ -83,7 +83,8 @@ class Index:
 class Buffer:
     """A tile and where it lives: ``space`` is "smem", "tmem" or "register"; register tiles are spread over their role's warps.
 
-    With ``ring`` it is a ring buffer of ``stages`` tiles; a statement uses the stage its role has reached.
+    With ``ring`` it is a ring buffer of ``stages`` tiles; a statement uses the stage its role has reached. ``saved_bytes``: by how
+    much neighbouring stages overlap, where they hold whole tiles only in turn.
     """
 
     name: str
@@ -93,11 +94,17 @@ class Buffer:
     bytes_per_element: float
     stages: int = 1
     ring: str | None = None
+    saved_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Of one tile."""
         return int(self.rows * self.cols * self.bytes_per_element)
+
+    @property
+    def all_bytes(self) -> int:
+        """Of all stages."""
+        return self.size_bytes * self.stages - self.saved_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

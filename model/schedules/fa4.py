@@ -20,9 +20,13 @@ from ..program import Index, Program
 from ..schedule import Builder
 from .fa2 import check_counts
 from .fa4_softmax import Softmax
-from .fa4_tiles import LANES, FA4Tile, check, grid, rows, tensors, tile
+from .fa4_tiles import LANES, O_BYTES, FA4Tile, check, grid, rows, tensors, tile
 
 COUNTERS = ("fma", "alu", "xu", "lsu", "other")
+#: Head dimensions whose binaries were read (192: with head_dim_v 128).
+COMPILED = (64, 96, 128, 192)
+#: Bytes of a row that one bulk copy takes: swizzled by 128 bytes.
+BOX_BYTES = 128
 #: Share of P's columns that the first arrival promises (split_P_arrive).
 FIRST_PART = 0.75
 
@@ -31,7 +35,7 @@ FIRST_PART = 0.75
 class FA4:
     """Switches: ``block_kv``, ``q_stages`` (Q tiles in flight, None: 2 where there are rows for them), ``kv_stages`` (None: what
     fits), ``cta_pair`` (None: the released rule), ``exp2_emulation`` (share of a row's exponentials on the FMA pipe, None: as
-    released), ``rescale_threshold`` (log2 units), ``rescale_rate`` (rescales a block that the timing run takes, None: that of
+    released), ``rescale_threshold`` (log2 units, None: 8, in FP8 0), ``rescale_rate`` (rescales a block that the timing run takes, None: that of
     normally distributed scores), and whose instruction counts to use: ``counts="binary"`` where the compiled kernel was read,
     ``"ideal"`` the algorithm's own."""
 
@@ -40,7 +44,7 @@ class FA4:
     kv_stages: int | None = None
     cta_pair: bool | None = None
     exp2_emulation: float | None = None
-    rescale_threshold: float = 8.0
+    rescale_threshold: float | None = None
     rescale_rate: float | None = None
     counts: str = "binary"
 
@@ -54,7 +58,8 @@ class FA4:
         t = tile(self, gpu, attention)
         profile = None
         if self.counts == "binary" and t.q_stages == 2:
-            keys = {"head_dim": t.head_dim, "block_kv": t.block_kv, "causal": t.causal, "pair": t.pair}
+            keys = {"head_dim": _compiled(t), "block_kv": t.block_kv, "causal": t.causal, "pair": t.pair}
+            keys["dtype"] = "bf16" if t.element == 2 else "fp8"
             profile = kernel_profile("fa4", architecture=gpu.architecture, **keys)
         softmax, correction, other = profile["registers"] if profile else t.registers
         b = Builder(name="fa4_fwd", registers=128)
@@ -91,6 +96,11 @@ class FA4:
         )
 
 
+def _compiled(t: FA4Tile) -> int:
+    """The head_dim whose binary stands for this tile: its own, or the next larger one that was read."""
+    return next(size for size in COMPILED if size >= max(t.head_dim, t.head_dim_v))
+
+
 # --- buffers and barriers ---
 
 
@@ -101,9 +111,12 @@ def _buffers(b: Builder, t: FA4Tile) -> None:
         b.ring(f"{ring}_done", t.kv_stages)
     b.mbarrier("kv_full", count=1, stages=t.kv_stages)
     b.mbarrier("kv_empty", count=1, stages=t.kv_stages)
-    for name, ring in (("KV", "k"), ("KV.v", "v")):  # of a pair's K and V a CTA holds half
-        half = e / t.ctas
-        b.smem(name, rows=t.block_kv, cols=t.head_dim, bytes_per_element=half, stages=t.kv_stages, ring=ring)
+    stages, half = t.kv_stages, e / t.ctas  # of a pair's K and V a CTA holds half
+    kv = {"rows": t.block_kv, "bytes_per_element": half, "stages": stages}
+    b.smem(t.k_buffer, cols=t.head_dim, ring="k", saved_bytes=t.saved_bytes, **kv)
+    b.smem(t.v_buffer, cols=t.head_dim_v, ring="v", **kv)
+    b.ring("o_stored", 1)
+    b.mbarrier("o_stored", count=1)
     b.named_barrier("tmem", warps=4 * t.q_stages + 5)
     for w in range(t.q_stages):
         for ring in ("q", "s", "p", "stats", "stats_done", "o", "out"):
@@ -112,17 +125,17 @@ def _buffers(b: Builder, t: FA4Tile) -> None:
             b.mbarrier(f"{name}{w}", count=1)
         for name in ("p_full", "p_full_last", "o_rescaled", "stats_full", "stats_empty", "out_full"):
             b.mbarrier(f"{name}{w}", count=4)
-        b.smem(f"Qs{w}", rows=LANES, cols=t.head_dim, bytes_per_element=e)
-        b.smem(f"Os{w}", rows=LANES, cols=t.head_dim, bytes_per_element=2)
+        b.smem(t.q_buffer(w), rows=LANES, cols=t.head_dim, bytes_per_element=e)
+        b.smem(t.o_buffer(w), rows=LANES, cols=t.head_dim_v, bytes_per_element=O_BYTES)
         b.smem(f"Stat{w}", rows=LANES, cols=1, bytes_per_element=4)  # the row factor, at the end the row sum
         b.smem(f"Max{w}", rows=LANES, cols=1, bytes_per_element=4)
         b.tmem(f"S{w}", rows=LANES, cols=t.block_kv)
         b.tmem(f"S{w}.P", rows=LANES, cols=t.block_kv, bytes_per_element=e)
-        b.tmem(f"O{w}", rows=LANES, cols=t.head_dim)
+        b.tmem(f"O{w}", rows=LANES, cols=t.head_dim_v)
         b.registers_tile(f"scores{w}", rows=LANES, cols=t.block_kv)
         b.registers_tile(f"P{w}", rows=LANES, cols=t.block_kv, bytes_per_element=e)
-        b.registers_tile(f"out{w}", rows=LANES, cols=t.head_dim)
-        b.registers_tile(f"packed{w}", rows=LANES, cols=t.head_dim, bytes_per_element=2)
+        b.registers_tile(f"out{w}", rows=LANES, cols=t.head_dim_v)
+        b.registers_tile(f"packed{w}", rows=LANES, cols=t.head_dim_v, bytes_per_element=O_BYTES)
         for name in ("m", "l", "factor", "LSE"):
             b.registers_tile(f"{name}{w}", rows=LANES, cols=1)
 
@@ -153,23 +166,55 @@ def _load(b: Builder, t: FA4Tile) -> None:
     """K of the last block, Q tile by tile, V, then K and V block by block: the order in which products ask for them."""
     _advance(b, "v")
     b.op("tile")
-    _load_kv(b, t, "K", Index(arg="n_blocks", const=-1))
+    always = t.uneven and t.persistent  # where K comes to the first stage depends on the tiles before
+    _load_k(b, t, Index(arg="n_blocks", const=-1), beside=always)
     for w in range(t.q_stages):
         b.op("mbarrier_wait", barrier=f"q_empty{w}", ring=f"q{w}", previous=True)
-        b.op("mbarrier_expect", barrier=f"q_full{w}", ring=f"q{w}", of=(f"Qs{w}",))
-        b.op("tma_load", writes=f"Qs{w}", reads="Q", index=rows(w), barrier=f"q_full{w}", ring=f"q{w}", copies=1)
+        b.op("mbarrier_expect", barrier=f"q_full{w}", ring=f"q{w}", of=(t.q_buffer(w),))
+        b.op(
+            "tma_load", writes=t.q_buffer(w), reads="Q", index=rows(w), barrier=f"q_full{w}", ring=f"q{w}", copies=_boxes(t.head_dim, t)
+        )  # fmt: skip
         _advance(b, f"q{w}")
-    _load_kv(b, t, "V", Index(arg="n_blocks", const=-1))
-    with b.loop("i", Index(arg="n_blocks", const=-1)):
-        for name in ("K", "V"):
-            _load_kv(b, t, name, Index(arg="n_blocks", const=-2, loop="i", coef=-1))
+    _load_v(b, t, Index(arg="n_blocks", const=-1))
+    if t.uneven and not always:  # K is back in the first stage every third block
+        with b.loop("third", Index(arg="n_thirds")):
+            for i in range(3):
+                index = Index(arg="n_blocks", const=-2 - i, loop="third", coef=-3)
+                _load_k(b, t, index, beside=i == 2)
+                _load_v(b, t, index)
+        trips, index = Index(arg="n_rest"), Index(arg="n_rest", const=-1, loop="i", coef=-1)
+    else:
+        trips, index = Index(arg="n_blocks", const=-1), Index(arg="n_blocks", const=-2, loop="i", coef=-1)
+    with b.loop("i", trips):
+        _load_k(b, t, index, beside=always)
+        _load_v(b, t, index)
+    if t.shared and t.persistent:  # the next Q goes where this tile's O leaves from
+        b.op("mbarrier_wait", barrier="o_stored", ring="o_stored")
+        _advance(b, "o_stored")
 
 
-def _load_kv(b: Builder, t: FA4Tile, name: str, index: Index) -> None:
-    ring, buffer = name.lower(), "KV" if name == "K" else "KV.v"
+def _boxes(columns: int, t: FA4Tile) -> int:
+    """Bulk copies of a tile this wide."""
+    return -(-columns * t.element // BOX_BYTES)
+
+
+def _load_k(b: Builder, t: FA4Tile, index: Index, *, beside: bool) -> None:
+    """``beside``: it also takes a part of the place that the K of the next stage had."""
+    if beside:
+        b.op("mbarrier_wait", barrier="kv_empty", ring="v", previous=True)
+    _load_kv(b, t, "K", t.k_buffer, index, copies=_boxes(t.head_dim, t))
+
+
+def _load_v(b: Builder, t: FA4Tile, index: Index) -> None:
+    """In a pair each CTA has half of the columns of V, and half of the rows of K."""
+    _load_kv(b, t, "V", t.v_buffer, index, copies=_boxes(t.head_dim_v // t.ctas, t))
+
+
+def _load_kv(b: Builder, t: FA4Tile, name: str, buffer: str, index: Index, *, copies: int) -> None:
+    ring = name.lower()
     b.op("mbarrier_wait", barrier="kv_empty", ring=ring, previous=True)
     b.op("mbarrier_expect", barrier="kv_full", ring=ring, of=(buffer,), ctas=t.ctas)
-    b.op("tma_load", writes=buffer, reads=name, index=index, barrier="kv_full", ring=ring, copies=2 // t.ctas, ctas=t.ctas)
+    b.op("tma_load", writes=buffer, reads=name, index=index, barrier="kv_full", ring=ring, copies=copies, ctas=t.ctas)
     _advance(b, ring, ring)
 
 
@@ -215,14 +260,14 @@ class _Products:
 
     def _scores(self, w: int) -> None:
         """S = Q K^T; the softmax warpgroup has read the last S, since P V of it was issued before."""
-        self.b.op("umma", writes=f"S{w}", reads=(f"Qs{w}", "KV"), transpose_b=True, pair=self.t.pair)
+        self.b.op("umma", writes=f"S{w}", reads=(self.t.q_buffer(w), self.t.k_buffer), transpose_b=True, pair=self.t.pair)
         self.b.op("mbarrier_arrive", barrier=f"s_full{w}", ring=f"s{w}", products=True)
         _advance(self.b, f"s{w}")
 
     def _weighted(self, w: int, first: Index, *, counted: bool) -> None:
         """O += P V in two parts; where ``first`` >= 0 the block is the tile's first, and O begins at zero."""
         b, phases = self.b, self.phases if counted else {}
-        product: dict[str, Any] = {"writes": f"O{w}", "reads": (f"S{w}.P", "KV.v"), "accumulate": True, "pair": self.t.pair}
+        product: dict[str, Any] = {"writes": f"O{w}", "reads": (f"S{w}.P", self.t.v_buffer), "accumulate": True, "pair": self.t.pair}
         if w == 0:
             with _counted(b, phases, "v_wait"):
                 b.op("mbarrier_wait", barrier="kv_full", ring="v")
@@ -230,7 +275,7 @@ class _Products:
             b.op("mbarrier_wait", barrier=f"p_full{w}", ring=f"p{w}")
             b.op("mbarrier_wait", barrier=f"o_rescaled{w}", ring=f"p{w}")
         with b.when(first):
-            b.op("zero", writes=f"O{w}", shape=(LANES, self.t.head_dim))
+            b.op("zero", writes=f"O{w}", shape=(LANES, self.t.head_dim_v))
         with _counted(b, phases, f"pv_first{w}"):
             b.op("umma", **product, share=(0.0, FIRST_PART))
         with _counted(b, phases, f"p2_wait{w}"):
@@ -269,12 +314,8 @@ class _Correction:
             if w == 0:
                 self._give_back(0)
             _advance(b, f"stats{w}")
-        if t.rescale_every:
-            with b.loop("jump", Index(arg="n_jumps")):
-                if t.rescale_every > 1:
-                    with b.loop("i", Index(const=t.rescale_every - 1)):
-                        self._block(taken=False)
-                self._block(taken=True)
+        with b.loop("i", Index(arg="n_jumps")):  # maxima grow early, so the blocks that rescale come first
+            self._block(taken=True)
         with b.loop("i", Index(arg="n_plain")):
             self._block(taken=False)
         if t.q_stages == 2:
@@ -318,7 +359,7 @@ class _Correction:
         b.op("tmem_load", writes=f"out{w}", reads=f"O{w}")
         b.op("lane_divide", writes=(f"out{w}", f"LSE{w}"), reads=(f"sum{w}", f"max{w}"))
         b.op("lane_pack", writes=f"packed{w}", reads=f"out{w}")
-        b.op("to_smem", writes=f"Os{w}", reads=f"packed{w}")
+        b.op("to_smem", writes=self.t.o_buffer(w), reads=f"packed{w}")
         b.op("fence_async")
         self._rescaled(w)
         b.op("mbarrier_arrive", barrier=f"out_full{w}", ring=f"out{w}")
@@ -330,6 +371,9 @@ def _epilogue(b: Builder, t: FA4Tile) -> None:
     b.op("tile")
     for w in range(t.q_stages):
         b.op("mbarrier_wait", barrier=f"out_full{w}", ring=f"out{w}")
-        b.op("tma_store", writes="O", reads=f"Os{w}", index=rows(w), wait="read")
+        b.op("tma_store", writes="O", reads=t.o_buffer(w), index=rows(w), wait="read")
         b.op("mbarrier_arrive", barrier=f"out_empty{w}", ring=f"out{w}")
         _advance(b, f"out{w}")
+    if t.shared and t.persistent:
+        b.op("mbarrier_arrive", barrier="o_stored", ring="o_stored")
+        _advance(b, "o_stored")
