@@ -132,18 +132,22 @@ def tmem_store(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps
 def vote_scale(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     """O of a warp's 32 rows times their factors, in place in tensor memory, if any factor is below 1.
 
-    Which blocks that is depends on the numbers; the Program is told (``taken``), the interpreter finds out.
+    Which blocks that is depends on the numbers; the Program is told (``taken``), the interpreter finds out. Not ``asked``: it is
+    every block, in halves of a row.
     """
-    emit.issue("int_alu", 2)
-    emit.issue("vote", 1)
-    emit.depend()
-    emit.issue("control", 1)
+    asked, width = bool(s.attrs.get("asked", True)), columns(buffers[s.writes[0]])
+    if asked:
+        emit.issue("int_alu", 2)
+        emit.issue("vote", 1)
+        emit.depend()
+        emit.issue("control", 1)
     if s.attrs.get("taken"):
-        for _ in range(max(1, columns(buffers[s.writes[0]]) // NARROW_COLUMNS)):
-            emit.issue("ldtm_x16", 1)
+        loads = 1 if asked else max(1, width // NARROW_COLUMNS // 2)
+        for _ in range(max(1, width // NARROW_COLUMNS // loads)):
+            emit.issue("ldtm_x16", loads)
             emit.depend()
-            emit.issue("fmul2", NARROW_COLUMNS // 2)
-            emit.issue("sttm_x16", 1)
+            emit.issue("fmul2", loads * NARROW_COLUMNS // 2)
+            emit.issue("sttm_x16", loads)
         emit.depend()
 
 

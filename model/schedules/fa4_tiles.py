@@ -54,7 +54,9 @@ WARP_ROWS = 32
 class FA4Tile:
     """What a problem runs with. ``element``: bytes of Q, K and V; ``emulated``: exponentials of a row on the FMA pipe, from the
     share ``emulated_from`` of the row on; ``rescale_every``: blocks between two rescales of O, 0 for none; ``max_loaded``: the
-    chip's loads give row maxima."""
+    chip's loads give row maxima; ``persistent``: CTAs take tile after tile (FA4's causal tiles, of unequal length, are a CTA
+    each). As other kernels have it: P handed over whole (not ``p_in_parts``), O rescaled in every block whether a row asks for it
+    or not (not ``asked``), tiles in order of rows for so many ``heads_together`` instead of the longest first."""
 
     head_dim: int
     head_dim_v: int
@@ -70,15 +72,14 @@ class FA4Tile:
     rescale_rate: float | None
     max_loaded: bool
     causal: bool
+    persistent: bool
+    p_in_parts: bool = True
+    asked: bool = True
+    heads_together: int = 0
 
     @property
     def block_q(self) -> int:
         return LANES * self.q_stages
-
-    @property
-    def persistent(self) -> bool:
-        """Causal tiles, of unequal length, are a CTA each."""
-        return not self.causal
 
     @property
     def ctas(self) -> int:
@@ -177,6 +178,7 @@ def tile(schedule: FA4, gpu: GPU, attention: Attention) -> FA4Tile:
         rescale_rate=rate,
         max_loaded=gpu.architecture == "sm_103",
         causal=attention.causal,
+        persistent=not attention.causal,
     )
     return replace(t, kv_stages=_kv_stages(schedule, t))
 
@@ -256,7 +258,11 @@ def grid(gpu: GPU, attention: Attention, t: FA4Tile) -> Tiles:
     clusters = ceil_div(attention.seqlen_q, t.block_q * t.ctas)
     shape = (attention.batch, attention.heads_q, clusters, t.ctas)
     batch, head, cluster, rank = (a.ravel() for a in np.indices(shape))
-    if attention.causal:
+    if t.heads_together:
+        plane = batch * attention.heads_q + head
+        order = np.lexsort((rank, plane, cluster, plane // t.heads_together))
+        batch, head, cluster, rank = batch[order], head[order], cluster[order], rank[order]
+    elif attention.causal:
         kv_bytes = attention.seqlen_kv * (attention.head_dim + attention.head_dim_v) * t.element
         section = 1 << max(0, int(np.log2(max(1, L2_SECTION_BYTES // kv_bytes))))
         plane = batch * attention.heads_q + head
