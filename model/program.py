@@ -239,6 +239,7 @@ class Program:
     profile: str = "ideal"
     rings: tuple[Ring, ...] = ()
     persistent: bool = False  # a warp that ends a tile goes on with the CTA's next one
+    strided: bool = False  # a persistent CTA's tiles are every so-manieth from its first, however long they take
     cluster: int = 1  # CTAs that run in step on neighbouring SMs and share loads
     launch_registers: int = 0  # per thread at launch, where roles then trade them (setmaxnreg)
     idle_warps: int = 0  # of the launch, beside the roles' warps

@@ -15,7 +15,7 @@ from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
-from .chip import Dispatch, bundle_counts, dispatch, tile_work
+from .chip import Dispatch, bundle_counts, dispatch, strided, tile_work
 from .clock import Clock, sustained
 from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run, bundle_table, make_job
 from .residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, Residency, Traffic
@@ -132,7 +132,10 @@ def _launch(
     gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
     ports = (per_tile @ table[:, PORT]) / 4
     alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
-    order = dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
+    if program.strided:
+        order = strided(work, sms=sms)
+    else:
+        order = dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
     hbm_rate = hbm_mix(gpu, traffic)
     bytes_ = _ledger(program, counts, traffic)
     mhz, mark = cap, Clock(mhz=cap, rule="", watts=0.0)

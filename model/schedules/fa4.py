@@ -95,6 +95,7 @@ def write(gpu: GPU, attention: Attention, t: FA4Tile, profile: Mapping[str, Any]
         tiles=grid(gpu, attention, t),
         profile=f"{profile['kind']}: {profile['source']}" if profile else "ideal",
         persistent=t.persistent,
+        strided=t.persistent,
         cluster=t.ctas,
         launch_registers=128,
         idle_warps=1 if t.q_stages == 2 else 5,

@@ -9,6 +9,7 @@ Its binary was not read: where FA4's was, its instruction counts for the same ro
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from ..attention import Attention
@@ -16,9 +17,11 @@ from ..gpu import GPU
 from ..program import Program
 from .fa2 import check_counts
 from .fa4 import FA4, read_profile, write
-from .fa4_tiles import check, tile
+from .fa4_tiles import FA4Tile, check, tile
 
 ASSUMED = "assumed: FA4's instruction counts ({})"
+#: Both head dimensions are padded to one of these.
+HEAD_DIMS = (32, 64, 128)
 #: Registers of softmax, correction and the other warps: what warp_specialize asks for, and what that leaves of 16 warps of 128.
 REGISTERS = (192, 104, 24)
 #: Heads whose tiles take turns: all of one after the other, but causal ones eight or, beyond this length, four at a time.
@@ -39,21 +42,25 @@ class Gluon:
         return "gluon"
 
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
+        if gpu.tcgen05 is None or gpu.tmem is None:
+            raise ValueError(f"gluon keeps S and O in TMEM; {gpu.name} has none: choose triton, or gpu b200")
+        need = max(attention.head_dim, attention.head_dim_v)
+        if need > HEAD_DIMS[-1]:
+            raise ValueError(f"gluon has no tile for head_dim {need}; the largest is {HEAD_DIMS[-1]}: reduce head_dim")
+        check_counts("gluon", self.counts, ("typical", "ideal"))
+        t = self._tile(gpu, attention, min(size for size in HEAD_DIMS if size >= need))
+        profile = read_profile(gpu, t) if self.counts == "typical" else None
+        profile = dict(profile) | {"registers": REGISTERS} if profile else None
+        program = write(gpu, attention, t, profile, name="gluon_fwd")
+        return (replace(program, profile=ASSUMED.format(program.profile)) if profile else program,)
+
+    def _tile(self, gpu: GPU, attention: Attention, head_dim: int) -> FA4Tile:
+        like = FA4(exp2_emulation=0.0, rescale_rate=1.0, rescale_threshold=0.0, q_stages=2, cta_pair=bool(self.cta_pair),
+                   kv_stages=self.kv_stages)  # fmt: skip
         try:
             check(gpu, attention)
-            like = FA4(exp2_emulation=0.0, rescale_rate=1.0, rescale_threshold=0.0, cta_pair=bool(self.cta_pair), q_stages=2,
-                       kv_stages=self.kv_stages)  # fmt: skip
-            t = tile(like, gpu, attention)
+            t = tile(like, gpu, replace(attention, head_dim=head_dim, head_dim_v=head_dim))
         except ValueError as error:
-            raise ValueError(str(error).replace("fa4", self.name, 1)) from None
-        if attention.head_dim != attention.head_dim_v:
-            raise ValueError(
-                f"gluon runs equal head dimensions, got head_dim {attention.head_dim} and head_dim_v {attention.head_dim_v}:"
-                " change head_dim_v"
-            )
-        check_counts("gluon", self.counts, ("typical", "ideal"))
-        profile = read_profile(gpu, t) if self.counts == "typical" else None
+            raise ValueError(re.sub(r"^fa4\b", self.name, str(error))) from None
         heads = 1 if not attention.causal else SHORT_HEADS if attention.seqlen_q <= LONG else LONG_HEADS
-        own = replace(t, registers=REGISTERS, persistent=True, p_in_parts=False, asked=False, heads_together=heads)
-        program = write(gpu, attention, own, dict(profile) | {"registers": REGISTERS} if profile else None, name="gluon_fwd")
-        return (replace(program, profile=ASSUMED.format(program.profile)) if profile else program,)
+        return replace(t, registers=REGISTERS, persistent=True, p_in_parts=False, asked=False, heads_together=heads)
