@@ -44,7 +44,7 @@ def lane_masked_max(state: State, s: Statement) -> None:
 
 
 def emulated_columns(columns: int, emulated: int, start: float = 0.25) -> Array:
-    """Which columns' exponentials the FMA pipe computes: pairs, spread from the share ``start`` of the row to its last quarter."""
+    """Which columns' exponentials the FMA pipe computes: pairs, from the share ``start`` of the row to its last quarter."""
     pairs = np.arange(columns // 2)
     ends = np.array([emulated_until((2 * p + 2) / columns, emulated, start) for p in pairs], np.int64)
     chosen = np.diff(ends, prepend=0) > 0

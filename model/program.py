@@ -83,8 +83,8 @@ class Index:
 class Buffer:
     """A tile and where it lives: ``space`` is "smem", "tmem" or "register"; register tiles are spread over their role's warps.
 
-    With ``ring`` it is a ring buffer of ``stages`` tiles; a statement uses the stage its role has reached. ``saved_bytes``: by how
-    much neighbouring stages overlap, where they hold whole tiles only in turn.
+    With ``ring`` it is a ring buffer of ``stages`` tiles; a statement uses the stage its role has reached. ``saved_bytes``:
+    by how much neighbouring stages overlap, where they hold whole tiles only in turn.
     """
 
     name: str
@@ -103,7 +103,6 @@ class Buffer:
 
     @property
     def all_bytes(self) -> int:
-        """Of all stages."""
         return self.size_bytes * self.stages - self.saved_bytes
 
 

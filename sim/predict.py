@@ -132,10 +132,7 @@ def _launch(
     gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
     ports = (per_tile @ table[:, PORT]) / 4
     alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
-    if program.strided:
-        order = strided(work, sms=sms)
-    else:
-        order = dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
+    order = strided(work, sms=sms) if program.strided else dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
     hbm_rate = hbm_mix(gpu, traffic)
     bytes_ = _ledger(program, counts, traffic)
     mhz, mark = cap, Clock(mhz=cap, rule="", watts=0.0)

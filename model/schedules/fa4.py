@@ -34,8 +34,8 @@ FIRST_PART = 0.75
 class FA4:
     """Switches: ``block_kv``, ``q_stages`` (Q tiles in flight, None: 2 where there are rows for them), ``kv_stages`` (None: what
     fits), ``cta_pair`` (None: the released rule), ``exp2_emulation`` (share of a row's exponentials on the FMA pipe, None: as
-    released), ``rescale_threshold`` (log2 units, None: 8, in FP8 0), ``rescale_rate`` (rescales a block that the timing run takes, None: that of
-    normally distributed scores), and whose instruction counts to use: ``counts="binary"`` where the compiled kernel was read,
+    released), ``rescale_threshold`` (log2 units, None: 8, in FP8 0), ``rescale_rate`` (rescales a block that the timing run takes;
+    None: those of normally distributed scores; 1: O goes through registers in every block), and whose instruction counts to use: ``counts="binary"`` where the compiled kernel was read,
     ``"ideal"`` the algorithm's own."""
 
     block_kv: int = 128
@@ -119,7 +119,7 @@ def _buffers(b: Builder, t: FA4Tile) -> None:
     b.mbarrier("kv_full", count=1, stages=t.kv_stages)
     b.mbarrier("kv_empty", count=1, stages=t.kv_stages)
     stages, half = t.kv_stages, e / t.ctas  # of a pair's K and V a CTA holds half
-    kv = {"rows": t.block_kv, "bytes_per_element": half, "stages": stages}
+    kv: dict[str, Any] = {"rows": t.block_kv, "bytes_per_element": half, "stages": stages}
     b.smem(t.k_buffer, cols=t.head_dim, ring="k", saved_bytes=t.saved_bytes, **kv)
     b.smem(t.v_buffer, cols=t.head_dim_v, ring="v", **kv)
     b.ring("o_stored", 1)
@@ -166,7 +166,8 @@ def _load(b: Builder, t: FA4Tile) -> None:
         b.op("mbarrier_wait", barrier=f"q_empty{w}", ring=f"q{w}", previous=True)
         b.op("mbarrier_expect", barrier=f"q_full{w}", ring=f"q{w}", of=(t.q_buffer(w),))
         b.op(
-            "tma_load", writes=t.q_buffer(w), reads="Q", index=rows(w), barrier=f"q_full{w}", ring=f"q{w}", copies=_boxes(t.head_dim, t)
+            "tma_load", writes=t.q_buffer(w), reads="Q", index=rows(w), barrier=f"q_full{w}", ring=f"q{w}",
+            copies=_boxes(t.head_dim, t),
         )  # fmt: skip
         advance(b, f"q{w}")
     _load_v(b, t, Index(arg="n_blocks", const=-1))
@@ -261,7 +262,8 @@ class _Products:
     def _weighted(self, w: int, first: Index, *, steady: bool) -> None:
         """O += P V in two parts; where ``first`` >= 0 the block is the tile's first, and O begins at zero."""
         b, phases = self.b, self.phases if steady else {}
-        product: dict[str, Any] = {"writes": f"O{w}", "reads": (f"S{w}.P", self.t.v_buffer), "accumulate": True, "pair": self.t.pair}
+        operands = (f"S{w}.P", self.t.v_buffer)
+        product: dict[str, Any] = {"writes": f"O{w}", "reads": operands, "accumulate": True, "pair": self.t.pair}
         if w == 0:
             with counted(b, phases, "v_wait"):
                 b.op("mbarrier_wait", barrier="kv_full", ring="v")

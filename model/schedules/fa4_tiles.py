@@ -190,9 +190,7 @@ def _threshold(schedule: FA4, element: int) -> float:
         return 8.0 if element > 1 else 0.0
     most = 64.0 if element > 1 else E4M3_ROOM_LOG2
     if not 0 <= threshold <= most:
-        raise ValueError(
-            f"fa4 has rescale_threshold={threshold:g}; it must lie between 0 and {most:g}: change rescale_threshold"
-        )
+        raise ValueError(f"fa4 has rescale_threshold={threshold:g}; it must lie between 0 and {most:g}: change rescale_threshold")
     return threshold
 
 
@@ -276,7 +274,8 @@ def grid(gpu: GPU, attention: Attention, t: FA4Tile) -> Tiles:
     q = [(cluster * t.q_stages + stage) * t.ctas + rank for stage in range(t.q_stages)]
     columns = [*q, needed, rest, np.maximum(needed - 1 - rest, 0), jumps, needed - 1 - jumps]
     columns += [(needed - 1) // 3, (needed - 1) % 3]
-    names = (*(f"q{stage}" for stage in range(t.q_stages)), "n_blocks", "n_masked", "n_full", "n_jumps", "n_plain", "n_thirds", "n_rest")
+    counted = ("n_blocks", "n_masked", "n_full", "n_jumps", "n_plain", "n_thirds", "n_rest")
+    names = (*(f"q{stage}" for stage in range(t.q_stages)), *counted)
     return Tiles(names=("plane_q", "plane_kv", *names), values=np.stack([plane_q, plane_kv, *columns], axis=1))
 
 
@@ -286,8 +285,8 @@ def _rescales(t: FA4Tile, blocks: IntArray) -> IntArray:
     Of independent scores, block k holds a row's largest so far with probability 1/k, and one of a warp's 32 rows is enough.
     """
     if t.rescale_rate is not None:
-        return np.rint(t.rescale_rate * (blocks - 1)).astype(np.int64)
+        return np.asarray(np.rint(t.rescale_rate * (blocks - 1)), np.int64)
     k = np.arange(1, int(blocks.max()) + 1)
     grown = np.cumsum(np.where(k > 1, 1 - (1 - 1 / k) ** WARP_ROWS, 0.0))[blocks - 1]
-    left = np.interp(t.threshold_log2, *zip(*RESCALES_LEFT, strict=True))
-    return np.rint(left * grown).astype(np.int64)
+    left = np.interp(t.threshold_log2, [x for x, _ in RESCALES_LEFT], [y for _, y in RESCALES_LEFT])
+    return np.asarray(np.rint(left * grown), np.int64)
