@@ -34,9 +34,9 @@ FIRST_PART = 0.75
 class FA4:
     """Switches: ``block_kv``, ``q_stages`` (Q tiles in flight, None: 2 where there are rows for them), ``kv_stages`` (None: what
     fits), ``cta_pair`` (None: the released rule), ``exp2_emulation`` (share of a row's exponentials on the FMA pipe, None: as
-    released), ``rescale_threshold`` (log2 units, None: 8, in FP8 0), ``rescale_rate`` (rescales a block that the timing run takes;
-    None: those of normally distributed scores; 1: O goes through registers in every block), and whose instruction counts to use: ``counts="binary"`` where the compiled kernel was read,
-    ``"ideal"`` the algorithm's own."""
+    released), ``rescale_threshold`` (log2 units, None: 8, in FP8 0), ``rescale_rate`` (rescales a block that the timing run
+    takes; None: those of normally distributed scores; 1: O goes through registers in every block), and whose instruction counts
+    to use: ``counts="binary"`` where the compiled kernel was read, ``"ideal"`` the algorithm's own."""
 
     block_kv: int = 128
     q_stages: int | None = None
