@@ -73,6 +73,18 @@ def tile_work(program: Program, bundles: IntArray) -> IntArray:
     return np.maximum(per_tile, 1)
 
 
+def strided(work: IntArray, *, sms: int) -> Dispatch:
+    """Persistent CTAs, one an SM, that go from tile to tile with a stride of all of them."""
+    numbers = np.arange(len(work))
+    queues = tuple(numbers[sm::sms] for sm in range(sms))
+    return Dispatch(
+        queues=queues,
+        critical=int(np.argmax([work[q].sum() for q in queues])),
+        waves=len(work) / sms,
+        idle_sms=sum(not len(q) for q in queues),
+    )
+
+
 def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
     """List-schedule tiles in launch order. k CTAs on an SM each run at min(``alone``, 1/k) of the SM's port."""
     n = len(work)

@@ -9,13 +9,13 @@ import numpy as np
 
 from ..model.attention import Attention
 from ..model.gpu import GPU
-from ..model.instructions import COUNTERS, INSTRUCTIONS
-from ..model.program import Program, counters
+from ..model.instructions import COUNTERS, INSTRUCTIONS, counters
+from ..model.program import Program
 from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
-from .chip import Dispatch, bundle_counts, dispatch, tile_work
+from .chip import Dispatch, bundle_counts, dispatch, strided, tile_work
 from .clock import Clock, sustained
 from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run, bundle_table, make_job
 from .residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, Residency, Traffic
@@ -131,7 +131,7 @@ def _launch(
     gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
     ports = (per_tile @ table[:, PORT]) / 4
     alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
-    order = dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
+    order = strided(work, sms=sms) if program.strided else dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
     # an SM with two CTAs asks for twice what an SM with one does, and L2 and HBM serve requests as they come
     shares = min(len(program.tiles), sms * fits.ctas_per_sm) / min(len(order.queue), fits.ctas_per_sm)
     hbm_rate = hbm_mix(gpu, traffic)
