@@ -49,8 +49,9 @@ class Correction:
             advance(b, f"stats{w}")
         with b.loop("i", Index(arg="n_jumps")):  # maxima grow early, so the blocks that rescale come first
             self._block(taken=True)
-        with b.loop("i", Index(arg="n_plain")):
-            self._block(taken=False)
+        if t.asked:
+            with b.loop("i", Index(arg="n_plain")):
+                self._block(taken=False)
         if t.q_stages == 2 and t.asked:
             self._give_back(1)
         for w in range(t.q_stages):
