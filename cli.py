@@ -10,7 +10,6 @@ import importlib
 import json
 import math
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 SIZES = ("batch", "heads", "heads_kv", "seqlen", "seqlen_kv", "head_dim", "head_dim_v")
 LARGEST = 2**31 - 1
-BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 class Sentence(click.ClickException):
@@ -43,7 +41,7 @@ class Sentence(click.ClickException):
 #: Commands of other modules, imported when they are asked for (those modules import this one).
 ELSEWHERE = {
     "check": "cli_check", "explore": "cli_explore", "whatif": "cli_explore", "report": "cli_report", "plot": "cli_report",
-    "view": "cli_report", "lineage": "cli_lineage",
+    "view": "cli_report", "lineage": "cli_lineage", "optimum": "cli_optimum",
 }
 
 
@@ -66,6 +64,16 @@ class Commands(click.Group):
             close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.0)[0]
             raise Sentence(f"command {args[0]!r} is unknown; did you mean {close}? Known are {', '.join(names)}")
         return super().resolve_command(ctx, args)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise Sentence(error.format_message()) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -287,6 +295,7 @@ def _schedule(name: str, sets: Iterable[str]) -> Schedule:
     """A shipped schedule by name, or the one that a user's file defines, with the fields that ``sets`` give."""
     from .model.schedules import get_schedule
     from .model.user import is_file, load, with_fields
+    from .sim.space import read_value
 
     schedule: Any = load(Path(name)) if is_file(name) else get_schedule(name)
     known = {f.name for f in fields(schedule)} if is_dataclass(schedule) else set()
@@ -294,7 +303,7 @@ def _schedule(name: str, sets: Iterable[str]) -> Schedule:
     values: dict[str, Any] = {}
     for text in sets:
         field, raw = _pair("--set", text)
-        values[field] = parse_value(field, raw, hints[field]) if field in known else raw
+        values[field] = read_value(field, raw, hints[field], "--set") if field in known else raw
     return with_fields(schedule, values) if is_file(name) else get_schedule(name, **values)
 
 
@@ -315,34 +324,6 @@ def _number(option: str, name: str, raw: str) -> float:
     return value
 
 
-def parse_value(field: str, raw: str, hint: Any) -> Any:
-    """``raw`` as the type that the dataclass field is annotated with. Raises ValueError with what the field takes."""
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    allowed = typing.get_args(hint) if union else (hint,)
-    text = raw.lower()
-    if type(None) in allowed and text in ("none", "null"):
-        return None
-    if bool in allowed and text in BOOLEANS:
-        return BOOLEANS[text]
-    if int in allowed and text.removeprefix("-").isdecimal():
-        if type(None) in allowed and int(text) == 0:
-            raise ValueError(f"--set {field} got 0; it must be at least 1, or none for the schedule's own")
-        return _not_negative(field, int(text))
-    if float in allowed:
-        return _not_negative(field, _number("--set", field, raw))
-    if str in allowed:
-        return raw
-    words = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
-    takes = " or ".join(words.get(kind, str(kind)) for kind in allowed)
-    raise ValueError(f"--set {field} got {raw!r}; it takes {takes}")
-
-
-def _not_negative(field: str, value: float) -> float:
-    if value < 0:
-        raise ValueError(f"--set {field} got {value}; it must be zero or more")
-    return value
-
-
 def _simulate(
     schedule: Schedule, gpu: GPU, attention: Attention, options: dict[str, Any], *, record_limit: int = 0
 ) -> Result:
@@ -352,27 +333,38 @@ def _simulate(
             clock = float(clock)
         except ValueError:
             raise ValueError(f"clock is {clock!r}; give MHz between 100 and 10000, boost or power") from None
-    with _working(f"simulating {schedule.name} on {gpu.name}"):
-        from .sim.predict import simulate
+    from .sim.forecast import forecast
+    from .sim.predict import simulate
 
-        try:
+    what = f"simulating {schedule.name} on {gpu.name}"
+    try:
+        with _working(what):
+            about = forecast(schedule, gpu, attention)
+        if about:
+            click.echo(f"note: {about.sentence}", err=True)
+        with _working(what, about.seconds if about else None):
             return simulate(schedule, gpu, attention, engine=options["engine"], clock=clock, record_limit=record_limit)
-        except ArithmeticError as error:
-            asked = ", ".join([*options["sets"], *options["gpu_sets"]]) or "these sizes"
-            raise ValueError(f"{schedule.name} cannot run with {asked} ({error}): change these numbers") from None
-        except MemoryError:
-            raise ValueError(f"{attention.label} is too large for this machine's memory: use smaller sizes") from None
+    except ArithmeticError as error:
+        asked = ", ".join([*options["sets"], *options["gpu_sets"]]) or "these sizes"
+        raise ValueError(f"{schedule.name} cannot run with {asked} ({error}): change these numbers") from None
+    except MemoryError:
+        raise ValueError(f"{attention.label} is too large for this machine's memory: use smaller sizes") from None
 
 
 @contextmanager
-def _working(what: str) -> Iterator[None]:
-    """A spinner on stderr while something runs, where a person looks."""
+def _working(what: str, about_s: float | None = None) -> Iterator[None]:
+    """A spinner on stderr while something runs, where a person looks; with ``about_s`` the seconds gone, of about so many."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Console(stderr=True).status(f"{what} ..."):
+    columns = (SpinnerColumn(), TextColumn("{task.description} ..."))
+    if about_s:
+        columns = (*columns, BarColumn(), TimeElapsedColumn(), TextColumn(f"of about {about_s:,.0f} s"))  # type: ignore[assignment]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(what, total=None)
         yield
 
 

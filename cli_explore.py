@@ -54,6 +54,7 @@ def _sizes_may_vary(command: click.Command) -> click.Command:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
 @workers_options
 @click.option("-o", "--output", type=_FILE, metavar="FILE", help="Parquet to write, row by row as they come.")
+@click.option("--overwrite", is_flag=True, help="Replace the sweep that FILE of -o holds.")
 @click.option("--resume", type=_FILE, metavar="FILE", help="Go on with an interrupted sweep.")
 @click.option("--top", type=int, default=10, show_default=True, help="Rows of the table of the best.")
 @click.option("--heatmap", type=(str, _FILE), metavar="X,Y FILE", help="Two varied fields as a picture.")
@@ -191,8 +192,8 @@ def _files(sweep: Sweep, plan: int, options: Mapping[str, Any]) -> tuple[dict[in
     if path is None:
         return known, None
     command = shlex.join(["flashsim", *sys.argv[1:]])
-    resumed = resume is not None and path.absolute() == resume.absolute()
-    return known, SweepFile(path=path, sweep=sweep, planned=plan, command=command, resumed=resumed)
+    replace = options["overwrite"] or (resume is not None and path.absolute() == resume.absolute())
+    return known, SweepFile(path=path, sweep=sweep, planned=plan, command=command, replace=replace)
 
 
 def _run(

@@ -18,18 +18,61 @@ if TYPE_CHECKING:
 PORT = 9001
 
 
+NEEDED = ("gpu", "batch", "heads", "seqlen", "head_dim")
+
+
+def _without_a_problem(command: click.Command) -> click.Command:
+    """The problem needs no options where a file tells it; :func:`report` asks for them where none does."""
+    for option in command.params:
+        if option.name in (*NEEDED, "names"):
+            option.required = False
+    return command
+
+
+@_without_a_problem
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="SCHEDULE...")
+@click.argument("names", nargs=-1, metavar="[SCHEDULE]...")
 @cli.problem_options
+@click.option("--sweep", type=click.Path(path_type=Path), metavar="FILE", help="What explore -o wrote: report it instead.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="HTML to write.")
-def report(names: tuple[str, ...], output: Path, **options: Any) -> None:
-    """Write the prediction of one SCHEDULE, or the comparison of several, as one HTML file that works offline.
+def report(names: tuple[str, ...], sweep: Path | None, output: Path, **options: Any) -> None:
+    """Write the prediction of one SCHEDULE, the comparison of several, or a sweep as one HTML file that works offline.
 
     NAME:FIELD=VALUE,... sets switches of that schedule alone.
     """
+    if sweep is None:
+        missing = [f"--{name.replace('_', '-')}" for name in NEEDED if options[name] is None]
+        if not names or missing:
+            lacks = ", ".join([*([] if names else ["a SCHEDULE"]), *missing])
+            raise ValueError(f"report lacks {lacks}: give what to predict, or --sweep FILE for what explore -o wrote")
+        _report_schedules(names, output, options)
+        return
+    context = click.get_current_context()
+    given = [name for name in options if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if names or given:
+        extra = names[0] if names else f"--{given[0].replace('_', '-')}"
+        raise ValueError(f"report got {extra} beside --sweep; the file says what was explored: drop either")
+    from .sim.sweep_file import read_record
+    from .validate.report_sweep import report_sweep
+
+    with cli._working("drawing"):
+        text = report_sweep(read_record(sweep), command=_command())
+    _write(text, output)
+
+
+def _write(text: str, output: Path) -> None:
+    from .validate.page import write_page
+
+    try:
+        write_page(text, output)
+    except OSError as error:
+        raise ValueError(f"cannot write {output}: {_reason(error)}; choose another path for -o") from None
+    click.echo(f"{output}: {len(text) / 1e6:.1f} MB; open it in a browser")
+
+
+def _report_schedules(names: tuple[str, ...], output: Path, options: dict[str, Any]) -> None:
     from .sim.picture import RECORDS
     from .validate.report import report as page
-    from .validate.report import write_report
 
     gpu, attention = cli._problem(options)
     chosen = []
@@ -46,14 +89,10 @@ def report(names: tuple[str, ...], output: Path, **options: Any) -> None:
         raise ValueError(f"nothing to report: {rows[0][1]}")
     with cli._working("drawing"):
         text = page(rows, gpu, attention, command=_command())
-    try:
-        write_report(text, output)
-    except OSError as error:
-        raise ValueError(f"cannot write {output}: {_reason(error)}; choose another path for -o") from None
+    _write(text, output)
     for label, outcome in rows:
         if isinstance(outcome, str):
             click.echo(f"note: {label} is not in it: {outcome}", err=True)
-    click.echo(f"{output}: {len(text) / 1e6:.1f} MB; open it in a browser")
 
 
 @click.command()

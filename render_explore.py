@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 SHOWN_REASONS = 8
 SHOWN_VALUES = 8  # of one axis in the sensitivity table, and of each axis of a heat map in text
 MAP_VALUES = 12
-HOST_BOUND = "the host's launch path"
 LIMITER = 44  # characters of a limiter in a table of candidates
 SHOWN_PCT = 0.05  # what moves less than this counts as nothing
 BAR = 20  # characters of half a tornado
@@ -34,6 +33,7 @@ STEPS_PCT = (2, 10, 30, 100)  # up to where a cell of a heat map has which shade
 def exploration(sweep: Sweep, found: Mapping[str, Any], *, top: int) -> None:
     """The tables of ``explore``; ``found`` is :func:`flashsim.sim.findings.report`'s."""
     from .sim.findings import heat_map, ranked, two_axes
+    from .sim.predict import HOST_BOUND
 
     console = _console()
     rows: Sequence[Row] = found["rows"]

@@ -152,11 +152,13 @@ class Launch(Section):
 
 class Wgmma(Section):
     """Asynchronous warpgroup products: tensor cycles for each of N columns, from the end of a group's last product
-    to the warp that waits for it (also with A in registers), and energy of a warp's 16 rows and k-step for each column."""
+    to the warp that waits for it (also with A in registers), how many a sub-partition holds at a time (with the one that runs),
+    and energy of a warp's 16 rows and k-step for each column."""
 
     cycles_per_column: Cycles
     wait_cycles: Cycles
     wait_register_cycles: Cycles
+    queue: Count
     pj_per_column: Picojoules
 
 

@@ -13,12 +13,13 @@ MMA_WARPGROUP_ROWS = 64
 
 
 def tma_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """``copies`` bulk copies of a tile, counted by mbarrier ``barrier`` at the stage of ``ring``.
+    """``copies`` bulk copies of a warp's part of a tile, counted by mbarrier ``barrier`` at the stage of ``ring``.
 
     ``ctas``: the barrier counts this many CTAs' parts of the tile, of which this buffer is one. ``multicast``: each of so many
     CTAs of a cluster copies its part of the tile to all of them. ``to``: as in :func:`mbarrier_arrive`.
+    The stage that is filled is that of ``ring`` too: a role that also reads the buffer has two places in it.
     """
-    size = buffers[s.writes[0]].size_bytes * int(s.attrs.get("ctas", 1))
+    size = buffers[s.writes[0]].size_bytes * int(s.attrs.get("ctas", 1)) // warps
     emit.issue(
         "utmaldg", int(s.attrs.get("copies", 1)), total_bytes=size, barrier=s.attrs["barrier"], ring=s.attrs["ring"]
     )  # fmt: skip
@@ -29,12 +30,12 @@ def tma_store(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps:
 
 
 def mbarrier_expect(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """One arrival and the bytes of the tiles named in ``of`` (or ``bytes``).
+    """One arrival a warp, and its part of the bytes of the tiles named in ``of`` (or ``bytes``).
 
     ``leader``: only the cluster's first CTA does it, for the tiles of ``each`` CTAs, of which a timing of one sees its own.
     """
     emit.issue("control", 1)
-    size = expected_bytes(s, buffers) * int(s.attrs.get("ctas", 1))
+    size = expected_bytes(s, buffers) * int(s.attrs.get("ctas", 1)) // warps
     emit.order("mbarrier_arrive", s.attrs["barrier"], s.attrs["ring"], count=1, total_bytes=size)
 
 

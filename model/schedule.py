@@ -47,6 +47,13 @@ def lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program
     return tuple(programs)
 
 
+def choices(schedule: Schedule, gpu: GPU, attention: Attention) -> dict[str, float]:
+    """Fields left open whose value follows the chip: name -> what the schedule takes there. Empty for schedules that name none
+    (their member ``choices`` says it). Raises ValueError where it cannot run."""
+    found: dict[str, float] = schedule.choices(gpu, attention) if hasattr(schedule, "choices") else {}
+    return found
+
+
 class Builder:
     """Collects statements and their instructions. Without ``role`` blocks all of it belongs to one role of ``warps``."""
 

@@ -15,9 +15,11 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
 * BARRIER and NAMED_ARRIVE count a warp in; the last of ``count`` releases those that wait, ``barrier`` ticks later.
 * MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
   the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that.
-* A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``.
-  MMA_COMMIT closes a group of them, MMA_WAIT waits for groups to be done. While a product runs, other bundles of that
-  sub-partition cost what the ``beside`` columns say, and those of FMA class hold the product up by ``delay``.
+* A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``. It is
+  not issued while ``product_queue`` others, whichever warp's, are not done. Of warps that wait with a product those go first
+  whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for groups to be done. While a product runs, other bundles
+  of that sub-partition cost what the ``beside`` columns say, and those of FMA class hold up by ``delay`` all products that
+  are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
 * EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later, its barriers
@@ -99,7 +101,7 @@ class Job:
 
     ``queue``: tile numbers in the order in which free slots take them. ``bundles`` has one row per bundle and the columns of
     BUNDLE_COLUMNS. ``mbarriers``: Program.barrier_table; ``rings``: stages of each ring; ``multicast``: CTAs that share tensor
-    t's requests.
+    t's requests; ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs.
     """
 
     code: IntArray
@@ -116,6 +118,7 @@ class Job:
     mbarriers: IntArray
     rings: IntArray
     multicast: IntArray
+    product_queue: int = 1
     persistent: bool = False
     record_limit: int = 0
 
@@ -300,6 +303,7 @@ def make_job(
         mbarriers=program.barrier_table,
         rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
         multicast=np.array([tensor.multicast for tensor in program.tensors], dtype=np.int64),
+        product_queue=int(gpu.wgmma.queue) if gpu.wgmma else 1,
         persistent=program.persistent,
         record_limit=record_limit,
     )

@@ -59,6 +59,16 @@ class Sweep:
         """What is best: the least time, or the most TFLOP/s where the problem varies and times are not alike."""
         return "tflops" if any(axis.kind == "problem" for axis in self.space.axes) else "ms"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is varied."""
+        return tuple(axis.name for axis in self.space.axes)
+
+    @property
+    def size(self) -> int:
+        """Candidates of the whole space."""
+        return self.space.size
+
     def candidate(self, number: int) -> tuple[Schedule, GPU, Attention, float | str]:
         """(schedule, chip, problem, clock) of one candidate. Raises ValueError where they cannot be."""
         kinds: dict[str, dict[str, Value]] = {"schedule": {}, "problem": {}, "gpu": {}, "clock": {"clock": self.clock}}
@@ -76,13 +86,12 @@ class Sweep:
     def identity(self) -> dict[str, Any]:
         """Everything that a row depends on, in plain words: two sweeps with one identity have the same rows."""
         fields: dict[str, Any] = dataclasses.asdict(cast(Any, self.schedule)) if dataclasses.is_dataclass(self.schedule) else {}
-        numbers = "\n".join(f"{name} {float(value)!r}" for name, value in self.gpu.numbers())
         return {
             "flashsim": version("flashsim"),
             "schedule": self.schedule.name,
             "fields": {name: repr(value) for name, value in fields.items()},
             "gpu": self.gpu.name,
-            "gpu_numbers": hashlib.sha256(numbers.encode()).hexdigest(),
+            "gpu_numbers": numbers_digest(self.gpu),
             "problem": {name: self.problem[name] for name in PROBLEM if self.problem.get(name) is not None},
             "clock": self.clock,
             "engine": self.engine,
@@ -91,6 +100,12 @@ class Sweep:
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def numbers_digest(gpu: GPU) -> str:
+    """Tells chips apart whose numbers differ."""
+    numbers = "\n".join(f"{name} {float(value)!r}" for name, value in gpu.numbers())
+    return hashlib.sha256(numbers.encode()).hexdigest()
 
 
 def candidate(row: Row) -> int:

@@ -20,7 +20,7 @@ from .engine import (  # isort: skip
     STALL_SMEM, STALLS, TMA, Job, Run,
     deadlock,
 )  # fmt: skip
-from .fast_parts import N_PIPES, NEVER, complete, control, free_at, jit, memory, pop, push, residents
+from .fast_parts import N_PIPES, NEVER, complete, control, free_at, group_waits, jit, memory, pop, push, residents
 
 ISSUE, WAIT_SCOREBOARD = int(Opcode.ISSUE), int(Opcode.WAIT_SCOREBOARD)
 COMMIT, WAIT_GROUP = int(Opcode.COMMIT), int(Opcode.WAIT_GROUP)
@@ -38,8 +38,8 @@ SHARED, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_T
 @jit
 def _simulate(
     code: Any, expressions: Any, tile_args: Any, warp_start: Any, queue: Any, sms: int, slots: int,
-    bundles: Any, latency: Any, rate: Any, miss_ppm: Any, mbarriers: Any, ring_stages: Any, multicast: Any, persistent: bool,
-    record_limit: int, n_stalls: int,
+    bundles: Any, latency: Any, rate: Any, miss_ppm: Any, mbarriers: Any, ring_stages: Any, multicast: Any,
+    product_queue: int, persistent: bool, record_limit: int, n_stalls: int,
 ) -> Any:
     per_cta = warp_start.shape[0]
     warps = sms * slots * per_cta
@@ -76,6 +76,10 @@ def _simulate(
         pending[c] = full_count[c % max(1, instances)]
     tensor_free = np.zeros(sms, np.int64)  # until when an SM's tensor cores are busy with a CTA's products
     product_runs = np.zeros(sms * 4, np.int64)  # until when each tensor core is busy with products
+    product_ends = np.zeros((sms * 4, product_queue), np.int64)  # of the last ones issued, in a circle
+    held_up = np.zeros(sms * 4, np.int64)  # by how much in all; products' ends are kept without it
+    n_products, place_free = np.zeros(sms * 4, np.int64), np.zeros(sms * 4, np.int64)
+    begun = np.zeros(warps, np.bool_)  # whether a warp has issued products that it has not committed yet
     arrived = np.zeros((sms * slots, 16), np.int64)
     left_of = np.full(queue.shape[0], per_cta, np.int64)  # warps of each CTA that have not ended it
     tile_of = np.full(warps, -1, np.int64)
@@ -127,9 +131,12 @@ def _simulate(
                 n = n_members[s]
                 for step in range(1, n + 1):
                     w = members[s, (served[s] + step) % n]
-                    if not ready[w] or free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free) > t:
+                    if not ready[w] or free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free, place_free) > t:
                         continue
                     kind = code[pc[w], 1]
+                    first = bundles[kind, PATH] == WGMMA and not begun[w]
+                    if first and group_waits(members[s, :n], begun, ready, bundles, code, pc):
+                        continue
                     sm, i = s // 4, w % per_cta
                     ready[w] = False
                     served[s] = rank[w]
@@ -146,12 +153,19 @@ def _simulate(
                     if beside and bundles[kind, DELAY] > 0:
                         pipe_free[s, TENSOR] += bundles[kind, DELAY]
                         product_runs[s] = pipe_free[s, TENSOR]
+                        held_up[s] += bundles[kind, DELAY]
+                        place_free[s] += bundles[kind, DELAY]
                     issued[kind] += 1
                     resume = t + bundles[kind, GAP_BESIDE if beside else GAP]
                     result_at[w] = max(result_at[w], t + port + bundles[kind, RESULT])
                     if bundles[kind, PATH] == WGMMA:
                         product_runs[s] = pipe_free[s, TENSOR]
-                        product_until[w] = max(product_until[w], pipe_free[s, TENSOR] + bundles[kind, RESULT])
+                        begun[w] = True
+                        ends = pipe_free[s, TENSOR] - held_up[s]
+                        product_ends[s, n_products[s] % product_queue] = ends
+                        n_products[s] += 1
+                        place_free[s] = product_ends[s, n_products[s] % product_queue] + held_up[s]
+                        product_until[w] = max(product_until[w], ends + bundles[kind, RESULT])
                     stalls[sm, i, reason_of[w]] += t - since[w]
                     path = bundles[kind, PATH]
                     row = code[pc[w]]
@@ -210,7 +224,7 @@ def _simulate(
             for j in range(n_members[s]):
                 w = members[s, j]
                 if ready[w]:
-                    soonest = min(soonest, free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free))
+                    soonest = min(soonest, free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free, place_free))
             if soonest < NEVER:
                 wake[s] = soonest
                 size = push(heap, size, soonest * keys + key)
@@ -231,7 +245,7 @@ def _simulate(
                 ready[w] = True
                 since[w] = t
                 s = home[w]
-                at = max(t, free_at(s, bundles[row[1]], port_free, pipe_free))
+                at = max(t, free_at(s, bundles[row[1]], port_free, pipe_free, place_free))
                 reason_of[w] = STALL_PORT
                 for p in range(N_PIPES):
                     if bundles[row[1], FIRST_PIPE + p] > 0 and pipe_free[s, p] > port_free[s] and pipe_free[s, p] == at:
@@ -251,6 +265,11 @@ def _simulate(
                     reason = STALL_PRODUCT
                     number = products_closed[w] - row[3]
                     until = product_group[w, (number - 1) % GROUPS] if number > 0 else 0
+                    until += held_up[home[w]] if until > 0 else 0
+                    if until > t:  # it may be held up meanwhile: look again then
+                        stalls[sm, i, reason] += until - t
+                        size = push(heap, size, until * keys + w)
+                        break
                 else:
                     reason = STALL_GROUP
                     number = closed[w] - row[3]
@@ -316,6 +335,7 @@ def _simulate(
             elif op == MMA_COMMIT:
                 product_group[w, products_closed[w] % GROUPS] = product_until[w]
                 products_closed[w] += 1
+                begun[w] = False
                 pc[w] += 1
             elif op in (LOOP, END, SKIP):
                 pc[w] = control(code, pc[w], expressions, args, loops[w], trips[w])
@@ -346,6 +366,7 @@ def _simulate(
                         v = slot * per_cta + k
                         pc[v], closed[v], open_until[v], tile_of[v], cta_of[v] = warp_start[k], 0, 0, queue[head], head
                         products_closed[v] = product_until[v] = result_at[v] = 0
+                        begun[v] = False
                         board[v, :] = 0
                         steps[v, :] = 0
                         stalls[sm, k, STALL_LAUNCH] += start - t
@@ -366,9 +387,9 @@ def _simulate(
 def run(job: Job) -> Run:
     """Simulate ``job``. Raises RuntimeError on a deadlock: no event is left and CTAs have not ended."""
     arrays = (job.code, job.expressions, job.tile_args, job.warp_start, job.queue)
-    prices = (job.bundles, job.latency, job.rate, job.miss_ppm, job.mbarriers, job.rings, job.multicast, job.persistent)
+    prices = (job.bundles, job.latency, job.rate, job.miss_ppm, job.mbarriers, job.rings, job.multicast)
     last, ctas, busy, used, stalls, issued, records, events, waiting, stuck, row = _simulate(
-        *arrays, job.sms, job.slots, *prices, job.record_limit, len(STALLS)
+        *arrays, job.sms, job.slots, *prices, job.product_queue, job.persistent, job.record_limit, len(STALLS)
     )
     if waiting >= 0:
         raise RuntimeError(deadlock(last, waiting, stuck % len(job.warp_start), row))

@@ -114,15 +114,26 @@ def control(code: Any, pc: Any, expressions: Any, args: Any, loops: Any, trips: 
 
 
 @jit
-def free_at(s: Any, bundle: Any, port_free: Any, pipe_free: Any) -> Any:
-    """When sub-partition ``s`` has its port and every pipe that ``bundle`` uses free."""
+def free_at(s: Any, bundle: Any, port_free: Any, pipe_free: Any, place_free: Any) -> Any:
+    """When sub-partition ``s`` has its port and every pipe that ``bundle`` uses free, or for a product a place in the queue."""
     at = port_free[s]
-    if bundle[PATH] == WGMMA:  # queues
-        return at
+    if bundle[PATH] == WGMMA:
+        return max(at, place_free[s])
     for p in range(N_PIPES):
         if bundle[FIRST_PIPE + p] > 0 and pipe_free[s, p] > at:
             at = pipe_free[s, p]
     return at
+
+
+@jit
+def group_waits(members: Any, begun: Any, ready: Any, bundles: Any, code: Any, pc: Any) -> Any:
+    """Whether one of the warps waits with the next product of a group that it has begun."""
+    for w in members:
+        if not (begun[w] and ready[w]):
+            continue
+        if bundles[code[pc[w], 1], PATH] == WGMMA:
+            return True
+    return False
 
 
 @jit

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from .explore import Row, Sweep, candidate, column, loss
+from .explore import Row, candidate, column, loss
 from .space import Value
 
 NUMBER = re.compile(r"\d+(\.\d+)?")
 FRONT = ("registers_per_thread", "smem_bytes_per_cta")  # what the Pareto front trades against time
+
+
+class Swept(Protocol):
+    """What rows are rows of: a Sweep, or the record of one in a file."""
+
+    @property
+    def objective(self) -> str: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def identity(self) -> dict[str, Any]: ...
 
 
 def ranked(objective: str, rows: Sequence[Row]) -> list[Row]:
@@ -22,7 +37,8 @@ def ranked(objective: str, rows: Sequence[Row]) -> list[Row]:
 def pareto(objective: str, rows: Sequence[Row]) -> list[Row]:
     """Rows that no other beats in time, registers and SMEM alike; best time first. Of equal ones the first."""
     front: list[Row] = []
-    for row in ranked(objective, rows):  # whoever could beat it in time comes before it
+    good = sorted(ranked(objective, rows), key=lambda row: (loss(objective, row), *(row[name] for name in FRONT)))
+    for row in good:  # whoever could beat it comes before it
         if not any(all(kept[name] <= row[name] for name in FRONT) for kept in front):
             front.append(row)
     return front
@@ -39,15 +55,15 @@ def reasons(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda group: -group["count"])
 
 
-def sensitivity(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def sensitivity(sweep: Swept, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """For each axis the best row of each value, in per cent above the best of all; the axis that matters most first.
 
     ``spread_pct``: how far the worst value's best row is above the best. Values without a row that ran are left out.
     """
     good = ranked(sweep.objective, rows)
     out = []
-    for axis in sweep.space.axes:
-        name = column(axis.name)
+    for axis in sweep.names:
+        name = column(axis)
         best: dict[tuple[type, Value], Row] = {}
         for row in good:
             best.setdefault((type(row[name]), row[name]), row)
@@ -57,11 +73,11 @@ def sensitivity(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
             for (_, value), row in best.items()
         ]  # fmt: skip
         spread = max((v["above_best_pct"] for v in values), default=0.0)
-        out.append({"axis": axis.name, "spread_pct": spread, "values": values})
+        out.append({"axis": axis, "spread_pct": spread, "values": values})
     return sorted(out, key=lambda entry: -entry["spread_pct"])
 
 
-def heat_map(sweep: Sweep, rows: Sequence[Row], x: str, y: str) -> dict[str, Any]:
+def heat_map(sweep: Swept, rows: Sequence[Row], x: str, y: str) -> dict[str, Any]:
     """The best row of each pair of values of two axes, in per cent above the best of all (None: nothing ran there).
 
     ``cells[j][i]`` belongs to ``ys[j]`` and ``xs[i]``; only values that have rows appear, in the order of their axis.
@@ -89,13 +105,13 @@ def _order(rows: Sequence[Row], name: str) -> list[Value]:
     return values
 
 
-def two_axes(sweep: Sweep, rows: Sequence[Row], most: int) -> tuple[str, str] | None:
+def two_axes(sweep: Swept, rows: Sequence[Row], most: int) -> tuple[str, str] | None:
     """The two axes that matter most among those with at most ``most`` values in the rows; None where there are no two."""
     names = [e["axis"] for e in sensitivity(sweep, rows) if 1 < len(_order(rows, column(e["axis"]))) <= most]
     return (names[0], names[1]) if len(names) > 1 else None
 
 
-def report(sweep: Sweep, rows: Sequence[Row], *, planned: int, objective: str | None = None) -> dict[str, Any]:
+def report(sweep: Swept, rows: Sequence[Row], *, planned: int, objective: str | None = None) -> dict[str, Any]:
     """Everything above in one dict, for tables and ``--json``. Candidates in ``top`` and ``pareto`` are whole rows."""
     objective = objective or sweep.objective
     rows = sorted(rows, key=candidate)
@@ -104,7 +120,7 @@ def report(sweep: Sweep, rows: Sequence[Row], *, planned: int, objective: str | 
     return {
         **sweep.identity(),
         "objective": objective,
-        "space": sweep.space.size,
+        "space": sweep.size,
         "planned": planned,
         "evaluated": len(rows),
         **counts,

@@ -85,13 +85,14 @@ def operands(program: Program, statement: Statement) -> tuple[Effect, tuple[Oper
     spaces = [buffers[name].space for name in statement.writes if name in buffers]
     row = effect(statement.kind, split=str(statement.attrs.get("split", "rows")), space=spaces[0] if spaces else "register")
     share = tuple(statement.attrs.get("share", ALL))
+    loader = statement.attrs["ring"] if statement.kind == "tma_load" else None
     found = []
     for names, extents, writes in ((statement.reads, row.reads, False), (statement.writes, row.writes, True)):
         for i, name in enumerate(names):
             extent = extents[min(i, len(extents) - 1)]
             part = share if row.share == "tiles" or (row.share == "a" and not writes and i == 0) else ALL
             if extent != OUTSIDE:
-                found.append(_operand(buffers, name, extent, writes, row.from_smem and not writes, part))
+                found.append(_operand(buffers, name, extent, writes, row.from_smem and not writes, part, loader))
     if row.step == "exchange":  # through shared memory of its own: each warp stores its part, all read all
         name = f"exchange of {statement.writes[0]}"
         found += [_whole(name, "smem", ROWS, writes=True), _whole(name, "smem", WHOLE, writes=False)]
@@ -106,7 +107,10 @@ def _whole(name: str, space: str, extent: str, *, writes: bool) -> Operand:
     return Operand(memory=name, tag="", extent=extent, writes=writes, space=space, ring=None, stages=1)
 
 
-def _operand(buffers: dict[str, Buffer], name: str, extent: str, writes: bool, from_smem: bool, part: Part) -> Operand:
+def _operand(
+    buffers: dict[str, Buffer], name: str, extent: str, writes: bool, from_smem: bool, part: Part, loader: str | None
+) -> Operand:
+    """``loader``: the ring whose stage a load fills, where the buffer has stages."""
     buffer = buffers.get(name)
     if buffer is not None and buffer.space == "register" and from_smem:
         name, buffer = f"{name}.smem", None
@@ -117,8 +121,9 @@ def _operand(buffers: dict[str, Buffer], name: str, extent: str, writes: bool, f
         memory, tag, stages = name, "", buffer.stages
     else:
         memory, tag, stages = parent.name, name, parent.stages
+    ring = buffer.ring and (loader or buffer.ring)
     return Operand(
-        memory=memory, tag=tag, extent=extent, writes=writes, space=buffer.space, ring=buffer.ring, stages=stages, part=part
+        memory=memory, tag=tag, extent=extent, writes=writes, space=buffer.space, ring=ring, stages=stages, part=part
     )
 
 

@@ -68,7 +68,7 @@ _ROWS: dict[str, Effect] = {
     "load": Effect(reads=(OUTSIDE,), writes=(SHARE,)),
     "store": Effect(writes=(OUTSIDE,)),
     "load_async": Effect(reads=(OUTSIDE,), writes=(SHARE,), agent=CP_ASYNC),
-    "tma_load": Effect(reads=(OUTSIDE,), writes=(WHOLE,), agent=MBARRIER, proxy=ASYNC, step="deliver"),
+    "tma_load": Effect(reads=(OUTSIDE,), writes=(SHARE,), agent=MBARRIER, proxy=ASYNC, step="deliver"),
     "tma_store": Effect(reads=(WHOLE,), writes=(OUTSIDE,), agent=BULK, proxy=ASYNC, step="posted", from_smem=True),
     "to_smem": Effect(writes=(SHARE,)),
     "from_smem": Effect(reads=(SHARE,), from_smem=True),

@@ -87,7 +87,7 @@ def title(result: Result) -> str:
 def subtitle(result: Result) -> str:
     """Time, rate and limiter."""
     return (
-        f"{result.cycles:,.0f} cycles = {result.ms:.4g} ms at {result.clock_mhz:.0f} MHz,  {result.tflops:.0f} TFLOP/s."
+        f"{result.cycles:,.0f} cycles = {result.ms:.4g} ms at {result.clock_mhz:.0f} MHz,  {result.tflops:.4g} TFLOP/s."
         f"  Limiter: {result.limiter}"
     )
 

@@ -251,7 +251,7 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         bytes=bytes_,
         instructions=instructions,
         bounds=summary,
-        limiter="the host's launch path" if host_bound else limiter(units, stalls, launches, gpu, idle),
+        limiter=HOST_BOUND if host_bound else limiter(units, stalls, launches, gpu, idle),
         provenance=provenance(gpu),
         host_bound=host_bound,
         counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
@@ -270,6 +270,7 @@ def peak_flops(gpu: GPU, mhz: float) -> float:
     return float(gpu.sm.count * gpu.sm.tensor_flop_per_clk * mhz * 1e6)
 
 
+HOST_BOUND = "the host's launch path"
 UNIT_WORDS = {
     "fma": "the FMA pipe",
     "alu": "the ALU pipe",

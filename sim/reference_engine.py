@@ -41,7 +41,7 @@ from .reference_parts import TENSOR as TENSOR_PIPE
 
 Process = Generator[simpy.Event, Any, None]
 Waiting = list[tuple[Warp, simpy.Event]]
-ISSUE, EXIT = int(Opcode.ISSUE), int(Opcode.EXIT)
+ISSUE, EXIT, MMA_WAIT = int(Opcode.ISSUE), int(Opcode.EXIT), int(Opcode.MMA_WAIT)
 SHARED, LOAD, TO_SMEM, TMA_LOAD = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
 WGMMA, TCGEN05 = int(Path.WGMMA), int(Path.TCGEN05)
 PREVIOUS, AFTER_PRODUCTS = 1, 1  # MB_WAIT's count and MB_ARRIVE's arg
@@ -58,7 +58,8 @@ class _Machine:
         self.per_cta = len(job.warp_start)
         warps = job.sms * job.slots * self.per_cta
         self.sms = [Sm(job) for _ in range(job.sms)]
-        self.quarters = [SubPartition(self.clock, warps + i, self.bundles, self.grant) for i in range(job.sms * SUB_PARTITIONS)]
+        quarters = range(warps, warps + job.sms * SUB_PARTITIONS)
+        self.quarters = [SubPartition(self.clock, key, self.bundles, job.product_queue, self.grant) for key in quarters]
         self.homes: list[SubPartition] = []  # by warp number
         self.ctas: list[_Cta | None] = [None] * (job.sms * job.slots)  # by slot
         self.slots: list[list[Warp]] = []
@@ -162,7 +163,8 @@ class _Machine:
         sm = self.sms[warp.sm]
         sm.used[SMEM_PORT] += bundle.smem
         if bundle.path == WGMMA:
-            done = quarter.pipe_free[TENSOR_PIPE] + bundle.result
+            warp.begun = True
+            done = quarter.pipe_free[TENSOR_PIPE] - quarter.held_up + bundle.result
         else:
             done = sm.multiply(self.clock.now, bundle.result) + self.latency[PRODUCT]
             for each in self.quarters[warp.sm * SUB_PARTITIONS :][:SUB_PARTITIONS]:
@@ -270,9 +272,10 @@ class _Cta:
             elif op == EXIT:
                 return
             else:
-                until = self.steps[op](warp, row)
-                if until is not None:
+                while (until := self.steps[op](warp, row)) is not None:
                     yield until
+                    if op != MMA_WAIT:  # a product may be held up while a warp waits for it: look again
+                        break
             warp.pc += 1
 
     def issue(self, warp: Warp, row: list[int]) -> Process:
@@ -297,7 +300,8 @@ class _Cta:
 
     def wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
         until, reason = warp.due(row[OPCODE], row[ARG])
-        return self.wait_until(warp, until, reason)
+        held_up = self.machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT and until else 0
+        return self.wait_until(warp, until + held_up, reason)
 
     def commit(self, warp: Warp, row: list[int]) -> None:
         warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
@@ -305,6 +309,7 @@ class _Cta:
 
     def mma_commit(self, warp: Warp, row: list[int]) -> None:
         warp.products.append(warp.product_until)
+        warp.begun = False
 
     def sync(self, warp: Warp, row: list[int]) -> simpy.Event:
         event = self.machine.hold(warp, self.named.setdefault(row[ARG], NamedBarrier()).waiting)

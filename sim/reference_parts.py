@@ -153,7 +153,8 @@ class Warp:
         self.pc = self.again = pc
         self.loops, self.trips = [0] * LOOP_DEPTH, [0] * LOOP_DEPTH
         self.board, self.result_at = [0] * SCOREBOARDS, 0
-        self.open_until = self.product_until = 0
+        self.open_until = self.product_until = 0  # a product's end is kept without what will hold it up
+        self.begun = False  # it has issued products that it has not committed yet
         self.groups: list[int] = []  # when each closed cp.async group has landed
         self.products: list[int] = []  # when each closed group of products is done
         self.steps = [0] * max(1, self.rings)  # how often each ring went on
@@ -207,8 +208,12 @@ class SubPartition:
     ``grant`` is called with each warp that is given its bundle.
     """
 
-    def __init__(self, clock: Clock, key: int, bundles: list[Bundle], grant: Callable[[SubPartition, Warp], None]) -> None:
+    def __init__(
+        self, clock: Clock, key: int, bundles: list[Bundle], product_queue: int, grant: Callable[[SubPartition, Warp], None]
+    ) -> None:
         self.clock, self.key, self.bundles, self.grant = clock, key, bundles, grant
+        self.product_ends = [0] * product_queue  # of the last ones issued, without what has held them up: ``held_up`` in all
+        self.held_up = 0
         self.members: list[Warp] = []
         self.port_free, self.pipe_free = 0, [0] * len(PIPES)
         self.product_until = 0  # until when the tensor core is busy with products
@@ -217,10 +222,10 @@ class SubPartition:
         self.busy = [0] * (len(PIPES) + 1)
 
     def soonest(self, warp: Warp) -> int:
-        """When the port and every pipe that the warp's bundle uses are free."""
+        """When the port and every pipe that the warp's bundle uses are free, or for a product a place in the queue."""
         at = self.port_free
-        if self.bundles[warp.row[BUNDLE]].path == WGMMA:  # queues
-            return at
+        if self._multiplies(warp):
+            return max(at, self.product_ends[0] + self.held_up)
         for pipe, _ in self.bundles[warp.row[BUNDLE]].alone.pipes:
             if self.pipe_free[pipe] > at:
                 at = self.pipe_free[pipe]
@@ -249,13 +254,23 @@ class SubPartition:
             n = len(self.members)
             for step in range(1, n + 1):
                 rank = (self.served + step) % n
-                if self.members[rank].ready and self.soonest(self.members[rank]) <= tick:
+                warp = self.members[rank]
+                if warp.ready and self.soonest(warp) <= tick and not self._yields(warp):
                     self.served = rank
-                    self.grant(self, self.members[rank])
+                    self.grant(self, warp)
                     break
         waiting = min((self.soonest(w) for w in self.members if w.ready), default=None)
         if waiting is not None:
             self.arbitrate_at(waiting)
+
+    def _multiplies(self, warp: Warp) -> bool:
+        return self.bundles[warp.row[BUNDLE]].path == WGMMA
+
+    def _yields(self, warp: Warp) -> bool:
+        """The first product of a group lets another warp's group go first that has begun and waits for a place."""
+        if not self._multiplies(warp) or warp.begun:
+            return False
+        return any(other.ready and other.begun and self._multiplies(other) for other in self.members)
 
     def take(self, bundle: Bundle, now: int) -> Cost:
         """Hold the port and the bundle's pipes; what that costs, which depends on whether a product runs."""
@@ -269,6 +284,8 @@ class SubPartition:
         if beside and bundle.delay > 0:
             self.pipe_free[TENSOR] += bundle.delay
             self.product_until = self.pipe_free[TENSOR]
+            self.held_up += bundle.delay
         if bundle.path == WGMMA:
             self.product_until = self.pipe_free[TENSOR]
+            self.product_ends = [*self.product_ends[1:], self.pipe_free[TENSOR] - self.held_up]
         return cost

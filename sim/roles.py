@@ -33,12 +33,13 @@ class Tiles(MutableMapping[str, Array]):
 
     def __init__(self, arrays: dict[Key, Array], buffers: Mapping[str, Buffer], steps: dict[str, int]) -> None:
         self.arrays, self.buffers, self.steps = arrays, buffers, steps
+        self.through: str | None = None  # the ring whose stage is meant where it is not the buffer's own: a load's
 
     def key(self, name: str) -> Key:
         buffer = self.buffers.get(name)
         if buffer is None or buffer.ring is None:
             return name, 0
-        return name, self.steps.get(buffer.ring, 0) % buffer.stages
+        return name, self.steps.get(self.through or buffer.ring, 0) % buffer.stages
 
     def poison(self, name: str) -> Array:
         buffer = self.buffers[name]
@@ -170,9 +171,9 @@ class Worker:
         self.cta, self.role, self.state = cta, role, state
         self.name, self.warps = cta.program.roles[role].name, cta.program.roles[role].warps
         self.steps: dict[str, int] = {}
-        tiles = Tiles(cta.arrays, cta.buffers, self.steps)
-        state.tiles = tiles
-        self.products = Products(state, tiles)
+        self.tiles = Tiles(cta.arrays, cta.buffers, self.steps)
+        state.tiles = self.tiles
+        self.products = Products(state, self.tiles)
         self.wait: Wait | None = None
 
     def run(self) -> Iterator[None]:
@@ -184,6 +185,7 @@ class Worker:
 
     def _step(self, s: Statement) -> Wait | None:
         wait = None
+        self.tiles.through = s.attrs["ring"] if s.kind == "tma_load" else None
         match s.kind:
             case "mbarrier_wait":
                 wait = self._mbarrier_wait(s)

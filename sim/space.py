@@ -254,8 +254,8 @@ def _all_values(name: str, hint: Any) -> tuple[Value, ...]:
     return values
 
 
-def read_value(name: str, raw: str, hint: Any) -> Value:
-    """``raw`` as a value of the type ``hint``. Raises ValueError with what the name takes."""
+def read_value(name: str, raw: str, hint: Any, option: str = "--vary") -> Value:
+    """``raw`` as a value of the type ``hint``. Raises ValueError with what the name takes, as behind ``option``."""
     allowed, text = _allowed(hint), raw.lower()
     if type(None) in allowed and text in ("none", "null"):
         return None
@@ -274,14 +274,14 @@ def read_value(name: str, raw: str, hint: Any) -> Value:
             value = math.nan
     if math.isfinite(value):
         if value < 0:
-            raise ValueError(f"--vary {name} got {raw}; it must be zero or more")
+            raise ValueError(f"{option} {name} got {raw}; it must be zero or more")
         if value == 0 and int in allowed and type(None) in allowed:
-            raise ValueError(f"--vary {name} got 0; it must be at least 1, or none for the schedule's own")
+            raise ValueError(f"{option} {name} got 0; it must be at least 1, or none for the schedule's own")
         return value
     if str in allowed:
         return raw
     takes = " or ".join([*(WORDS[kind] for kind in allowed if kind in WORDS), *(word(c) for c in _choices(hint))])
-    raise ValueError(f"--vary {name} got {raw!r}; it takes {takes or hint}")
+    raise ValueError(f"{option} {name} got {raw!r}; it takes {takes or hint}")
 
 
 def _reader(name: str, kind: str, hint: Any, gpu: GPU) -> Callable[[str], Value]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from .explore import RESULTS, STATUSES, Row, Sweep, candidate, column, row_of
 from .extras import extra
-from .space import Axis, Steps, word
+from .space import PROBLEM, Axis, Steps, word
 
 SAVE_EVERY_S = 2.0
 SAVE_SHARE = 20  # at most about 1/20 of the time goes into saving
@@ -35,22 +35,22 @@ def _arrow() -> tuple[Any, Any]:
 class SweepFile:
     """Where the rows of ``sweep`` go. ``command`` is kept for the record; ``planned``: candidates that make it complete.
 
-    Making one raises ValueError where pyarrow is missing or ``path`` holds an unfinished sweep that this would overwrite
-    (``resumed``: unless it is gone on with).
+    Making one raises ValueError where pyarrow is missing or ``path`` holds a sweep that this would replace (``replace``: whether
+    it may, since it is gone on with or the user said so).
     """
 
     path: Path
     sweep: Sweep
     planned: int
     command: str = ""
-    resumed: bool = False
+    replace: bool = False
     trouble: str = field(default="", init=False)
     _next: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         _arrow()
-        if not self.resumed and self.path.is_file() and (left := unfinished(self.path)):
-            raise ValueError(f"{self.path} holds an unfinished sweep ({left}): go on with --resume {self.path}, or remove it")
+        if not self.replace and self.path.is_file() and (held := contents(self.path)):
+            raise ValueError(f"{self.path} holds {held}: go on with --resume {self.path}, or replace it with --overwrite")
 
     def refused(self) -> str:
         """Why nothing can be written beside the file; empty where something can."""
@@ -98,6 +98,7 @@ class SweepFile:
             "flashsim.digest": self.sweep.digest(),
             "flashsim.command": self.command,
             "flashsim.date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "flashsim.space": str(self.sweep.size),
             "flashsim.planned": str(self.planned),
             "flashsim.complete": str(len(rows) >= self.planned).lower(),
         }
@@ -135,46 +136,102 @@ def read_rows(path: Path, sweep: Sweep) -> dict[int, Row]:
 
     Raises ValueError, in one sentence, where the file cannot be read or holds another sweep; it is never written to.
     """
-    table = _read(path)
-    metadata = {key.decode(): value.decode(errors="replace") for key, value in (table.schema.metadata or {}).items()}
-    if "flashsim.digest" not in metadata:
-        raise ValueError(f"{path} is no sweep of flashsim: give --resume a file that explore -o wrote")
+    table, metadata = _read(path, "--resume")
     if metadata["flashsim.digest"] != sweep.digest():
         raise ValueError(f"{path} holds another sweep ({_difference(metadata, sweep)}): give its options, or another file")
     pa, _ = _arrow()
     if not table.schema.equals(_schema(pa, sweep)):
         raise ValueError(f"{path} has other columns than this sweep: it was changed after explore wrote it")
-    rows: dict[int, Row] = {}
-    for row in table.select(["candidate", *RESULTS]).to_pylist():
-        number = row["candidate"]
-        if number is None or not 0 <= number < sweep.space.size or number in rows or row["status"] not in STATUSES:
+    rows = _checked(path, table.select(["candidate", *RESULTS]).to_pylist(), sweep.space.size)
+    return {number: row_of(sweep, number, row) for number, row in rows.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A sweep as its file tells it, without the schedule and the chip. ``rows`` in the order of their numbers; ``complete``:
+    whether all that were planned are there; ``command`` and ``date``: what wrote it, and when."""
+
+    sweep: dict[str, Any]
+    rows: tuple[Row, ...]
+    size: int
+    planned: int
+    complete: bool
+    command: str
+    date: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.sweep["vary"])
+
+    @property
+    def objective(self) -> str:
+        """As :attr:`Sweep.objective`: a field of the schedule hides a size of the problem of that name."""
+        return "tflops" if any(name in PROBLEM and name not in self.sweep["fields"] for name in self.names) else "ms"
+
+    def identity(self) -> dict[str, Any]:
+        return self.sweep
+
+
+def read_record(path: Path) -> Record:
+    """The sweep in ``path``, whatever it is of. Raises ValueError, in one sentence, where it cannot be read."""
+    table, metadata = _read(path, "--sweep")
+    try:
+        sweep, size = json.loads(metadata["flashsim.sweep"]), int(metadata["flashsim.space"])
+        known = {"schedule": str, "gpu": str, "gpu_numbers": str, "fields": dict, "problem": dict, "vary": dict}
+        if not all(isinstance(sweep[name], kind) for name, kind in known.items()):
+            raise KeyError
+        table = table.select(["candidate", *(column(name) for name in sweep["vary"]), *RESULTS])
+        planned = int(metadata["flashsim.planned"])
+    except (KeyError, ValueError, TypeError):
+        raise ValueError(f"{path} lacks a part of its sweep: it was changed after explore wrote it") from None
+    rows = _checked(path, table.to_pylist(), size)
+    return Record(
+        sweep=sweep, rows=tuple(rows[number] for number in sorted(rows)), size=size, planned=planned,
+        complete=len(rows) >= planned, command=metadata.get("flashsim.command", ""), date=metadata.get("flashsim.date", ""),
+    )  # fmt: skip
+
+
+def _checked(path: Path, rows: Iterable[Row], size: int) -> dict[int, Row]:
+    """Rows by their candidate. Raises ValueError where one has no number of the space, another's, no status, or no results."""
+    out: dict[int, Row] = {}
+    for row in rows:
+        number, ran = row["candidate"], row["status"] == "ok"
+        lacks = ran and any(row[name] is None for name in RESULTS if name != "reason")
+        if number is None or not 0 <= number < size or number in out or row["status"] not in STATUSES or lacks:
             raise ValueError(f"{path} has a candidate {number} that cannot be: it was changed after explore wrote it")
-        rows[number] = row_of(sweep, number, row)
-    return rows
+        out[number] = row
+    return out
 
 
-def unfinished(path: Path) -> str:
-    """"40 of 64 candidates" where ``path`` is a sweep that was not finished; empty for any other file."""
+def contents(path: Path) -> str:
+    """"an unfinished sweep (40 of 64 candidates)", "a finished sweep (...)"; empty for a file that is none."""
     pa, parquet = _arrow()
     try:
         file = parquet.ParquetFile(path)
         metadata = file.schema_arrow.metadata or {}
-        if metadata.get(b"flashsim.complete") == b"false" and file.metadata.num_rows:
-            return f"{file.metadata.num_rows} of {metadata.get(b'flashsim.planned', b'?').decode()} candidates"
+        if b"flashsim.complete" in metadata and file.metadata.num_rows:
+            state = "an unfinished" if metadata[b"flashsim.complete"] == b"false" else "a finished"
+            return f"{state} sweep ({file.metadata.num_rows} of {metadata.get(b'flashsim.planned', b'?').decode()} candidates)"
     except (OSError, pa.ArrowException):
         pass  # not ours: overwriting it is the user's choice, as with any -o
     return ""
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, option: str) -> tuple[Any, dict[str, str]]:
+    """The table and its metadata. Raises ValueError where it is no sweep."""
     pa, parquet = _arrow()
+    advice = f"give {option} a file that explore -o wrote"
     try:
-        return parquet.read_table(io.BytesIO(path.read_bytes()))
+        table = parquet.read_table(io.BytesIO(path.read_bytes()))
     except OSError as error:
         reason = (error.strerror or "not a Parquet file").lower()
-        raise ValueError(f"cannot read {path}: {reason}; give --resume a file that explore -o wrote") from None
+        raise ValueError(f"cannot read {path}: {reason}; {advice}") from None
     except (pa.ArrowException, MemoryError):
-        raise ValueError(f"cannot read {path}: not a Parquet file; give --resume a file that explore -o wrote") from None
+        raise ValueError(f"cannot read {path}: not a Parquet file; {advice}") from None
+    metadata = {key.decode(): value.decode(errors="replace") for key, value in (table.schema.metadata or {}).items()}
+    if "flashsim.digest" not in metadata:
+        raise ValueError(f"{path} is no sweep of flashsim: {advice}")
+    return table, metadata
 
 
 def _difference(metadata: dict[str, str], sweep: Sweep) -> str:

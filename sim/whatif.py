@@ -19,7 +19,7 @@ from typing import Any
 from ..model.attention import Attention
 from ..model.gpu import GPU, ChipError, Costs, Sourced
 from ..model.instructions import INSTRUCTIONS
-from ..model.schedule import Schedule
+from ..model.schedule import Schedule, choices
 from .predict import simulate
 from .workers import Died, Workers
 
@@ -242,8 +242,9 @@ def outcome(case: Case, change: Change | None) -> dict[str, Any]:
 def what_if(case: Case, changes: Sequence[Change], workers: Workers) -> Iterator[dict[str, Any]]:
     """The base first, then one row a change as they are ready; ``index`` is its place in ``changes`` (the base: -1).
 
-    ``saved_pct``: time saved in per cent of the base's (negative: lost); ``cycles_saved_pct`` without the change of clock. Raises
-    ValueError where the base cannot run.
+    ``saved_pct``: time saved in per cent of the base's (negative: lost); ``cycles_saved_pct`` without the change of clock;
+    ``choices``: fields that the schedule itself sets otherwise on the changed chip, before and after. Raises ValueError where the
+    base cannot run.
     """
     base = outcome(case, None)
     if base["status"] != "ok":
@@ -258,9 +259,15 @@ def what_if(case: Case, changes: Sequence[Change], workers: Workers) -> Iterator
             answer = {"status": "failed", "reason": f"the process that simulated it died {answer.times} times"}
         row |= answer
         if answer["status"] == "ok":
+            row["choices"] = _moved(case, change)
             row["saved_pct"] = 100 * (1 - answer["ms"] / base["ms"])
             row["cycles_saved_pct"] = 100 * (1 - answer["cycles"] / base["cycles"])
         yield row
+
+
+def _moved(case: Case, change: Change) -> dict[str, list[Any]]:
+    before, after = (choices(case.schedule, gpu, case.attention) for gpu in (case.gpu, change.on(case.gpu)))
+    return {name: [value, after[name]] for name, value in before.items() if after[name] != value}
 
 
 def _outcome_at(case: Case, changes: tuple[Change, ...], index: int) -> dict[str, Any]:
@@ -273,7 +280,11 @@ def tornado(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for row in sorted((row for row in rows if row["index"] >= 0), key=lambda row: row["index"]):
         line = lines.setdefault(row["change"], {"change": row["change"], "saved_pct": {}, "notes": []})
         line["saved_pct"][row["kind"]] = row.get("saved_pct")
-        note = row["note"] if row["status"] == "ok" else row["reason"]
-        if note and note not in line["notes"]:
-            line["notes"].append(note)
+        moved = [
+            f"{row['kind']}: the schedule's own {name} goes from {before:g} to {after:g}; --set {name}={before:g} keeps it"
+            for name, (before, after) in row.get("choices", {}).items()
+        ]
+        for note in (row["note"] if row["status"] == "ok" else row["reason"], *moved):
+            if note and note not in line["notes"]:
+                line["notes"].append(note)
     return sorted(lines.values(), key=lambda line: -max((v for v in line["saved_pct"].values() if v is not None), default=-1e9))

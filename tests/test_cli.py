@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,28 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run, sentence
 from machines import chip_for
 
 import flashsim.cli as cli
-from flashsim.model.gpu import GPUS
-from flashsim.model.schedules import SCHEDULES
+import flashsim.sim.forecast as forecast_module
+from flashsim.model.attention import Attention
+from flashsim.model.gpu import GPUS, load_gpu
+from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.sim.predict import peak_flops
 
 ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)
 SHAPE = ["--gpu", "h200", "--batch", "1", "--heads", "2", "--seqlen", "512", "--head-dim", "64"]
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, list(args))
-
-
-def sentence(*args: str) -> str:
-    """Stderr of a command that must fail with exit code 2 and one line."""
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr.strip()
 
 
 def shape(**changed: str) -> list[str]:
@@ -185,92 +176,6 @@ def test_crosscheck_of_a_file_that_is_not_there(monkeypatch: pytest.MonkeyPatch)
     assert sentence("crosscheck", "/no/rows.csv") == "flashsim: /no/rows.csv: no such file or directory"
 
 
-def as_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Print as a terminal of that width would show it."""
-    monkeypatch.setattr("flashsim.render.PIPED_WIDTH", columns)
-
-
-def lines_within(text: str, columns: int) -> list[str]:
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
-    return text.splitlines()
-
-
-LINEAGE = [
-    {
-        "generation": name, "gpu": "b200", "shape": "B1 H16 N32768 D128 bf16", "predicted_tflops": 1570.2,
-        "published_tflops": 1613.0, "error_pct": 2.7, "clock_mhz": 1830.0, "hbm_gb": 0.3, "source": "FA4 paper, figure 4",
-        "limiter": "the tensor cores and the MUFU (exponentials) together, 75 and 74 % busy",
-        "speedups": [{"over": "Triton, B200", "predicted": 2.41, "published": (2.29, 2.29)}],
-    }
-    for name in ("FA4, B200", "FA3 FP8 D256, 1830 MHz kept")
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", [80, 100])
-def test_lineage_prints_its_rows_speed_ups_and_limiters(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(lineage=lambda progress: LINEAGE))
-    as_terminal(monkeypatch, columns)
-    shown = run("lineage")
-    assert shown.exit_code == 0, shown.output
-    lines = lines_within(shown.stdout, columns)
-    assert sum("1570.2" in line and "1613.0" in line and "+2.7 %" in line for line in lines) == len(LINEAGE)
-    assert sum("2.41x" in line and "2.29x" in line and "Triton, B200" in line for line in lines) == len(LINEAGE)
-    assert "the tensor cores" in shown.stdout
-    assert json.loads(run("lineage", "--json").stdout) == json.loads(json.dumps(LINEAGE))
-
-
-SIDE = {"cycles": 5_386_122.0, "limiter": "latency: busiest is the tensor cores, 71 %; warps wait most for CTA barriers"}
-IDEA = {
-    "idea": "split Q instead of K", "generation": "FA2", "schedule": "fa2", "without_it": "split=k", "shape": "B4 H32 N2048 D64",
-    "claim": "fewer shared-memory reads and writes", "source": "FA2 section 3.3",
-}  # fmt: skip
-IDEAS = [
-    {
-        **IDEA, "gpu": "a100-80gb", "reason": None, "with": SIDE, "without": SIDE | {"cycles": 7_000_000.0},
-        "worth": "+30 % time; SMEM bytes 2.1x; 4 barriers a block, 2 with it",
-    },
-    {**IDEA, "gpu": "b200", "reason": "fa2 has no switch split"},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", [80, 100])
-def test_lineage_says_what_each_idea_is_worth(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(ideas=lambda names, gpus, progress: IDEAS))
-    as_terminal(monkeypatch, columns)
-    shown = run("lineage", "--ideas")
-    assert shown.exit_code == 0, shown.output
-    lines = lines_within(shown.stdout, columns)
-    assert sum("5,386,122" in line and "7,000,000" in line for line in lines) == 1
-    text = " ".join(shown.stdout.split())
-    assert "FA2: split Q instead of K" in text
-    assert "no switch" in text
-    assert json.loads(run("lineage", "--ideas", "--json").stdout) == IDEAS
-
-
-def test_lineage_takes_a_chip_for_its_ideas_only() -> None:
-    assert sentence("lineage", "--gpu", "h100").endswith("each generation's row has a chip of its own: add --ideas")
-    assert "idea 'tilling' is unknown; known are tiling" in sentence("lineage", "--idea", "tilling")
-    assert "gpu 'h10' is unknown" in sentence("lineage", "--idea", "tiling", "--gpu", "h10")
-
-
-@pytest.mark.parametrize("columns", [80, 100])
-def test_crosscheck_is_readable_in_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of numbers stays one line; only what is words folds."""
-    row = {
-        "line": 204, "status": "ok", "gpu": "a100-80gb", "kernel": "standard", "label": "B16 H16 N16384 D128 causal bf16",
-        "predicted_ms": 12.345, "measured_ms": 11.5, "predicted_cycles": 17_000_000.0, "measured_cycles": None, "error_pct": 7.4,
-        "verdict": "as predicted (within 10 %)", "reason": "",
-    }  # fmt: skip
-    group = {"n": 305, "mean_abs_error_pct": 7.123, "median_abs_error_pct": 5.5, "max_abs_error_pct": 39.7, "bias_pct": -2.2}
-    groups = {"gpu/kernel/pass/head_dim/causal": {"a100-80gb fa1 fwd 128 0": group}}
-    report = {"rows": [row], "summary": {"ok": 1, "skipped": 0, **groups}}
-    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(crosscheck=lambda file: report))
-    as_terminal(monkeypatch, columns)
-    lines = lines_within(run("crosscheck", "rows.csv").stdout, columns)
-    assert sum("12.35 ms" in line and "11.5 ms" in line and "+7.4 %" in line for line in lines) == 1
-    assert sum("305" in line and "7.123" in line and "39.7" in line for line in lines) == 1
-
-
 def test_calibrate_hands_on_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(main=lambda: 3))
     assert run("calibrate").exit_code == 3
@@ -373,3 +278,64 @@ def test_importing_the_command_line_loads_no_engine() -> None:
     code = "import sys, flashsim.cli; print([m for m in ('numba', 'simpy', 'numpy', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--nonsense"], "No such option '--nonsense'."),
+        (["predict", "fa2", "--bogus"], "No such option '--bogus'."),
+        (["predict"], "Missing argument 'SCHEDULE'."),
+        (["gpus", "a", "b"], "Got unexpected extra argument (b)"),
+        (["predict", "fa2", "--gpu", "h100", "--batch", "x"], "'x' is not a valid integer."),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(args: list[str], words: str) -> None:
+    assert words in sentence(*args)
+
+
+def test_without_a_command_there_is_help() -> None:
+    result = run()
+    assert "Commands:" in result.output
+
+
+def test_a_long_simulation_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast is a small part's time, times what was left out; a short problem has none."""
+    shape = ["--gpu", "h100", "--heads", "8", "--seqlen", "256", "--head-dim", "64", "--clock", "boost"]
+    assert "note: this simulation" not in run("predict", "fa2", *shape, "--batch", "4").stderr
+    monkeypatch.setattr(forecast_module, "LONG_CHIP_MS", 0.002)
+    monkeypatch.setattr(forecast_module, "PROBE_CHIP_MS", 0.0005)
+    result = run("predict", "fa2", *shape, "--batch", "64")
+    assert result.exit_code == 0
+    assert re.fullmatch(
+        r"note: this simulation takes about [\d.]+ (s|min): the chip itself would work [\d.e-]+ s or longer;"
+        r" a smaller batch has nearly the same TFLOP/s",
+        result.stderr.strip(),
+    )
+
+
+def test_a_forecast_scales_with_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few sequences or heads are tried, in the same groups, and the time is that of all; one head cannot be cut."""
+    clock = iter(range(0, 100, 3))
+    asked = []
+    monkeypatch.setattr(forecast_module, "simulate", lambda schedule, gpu, attention: asked.append(attention))
+    monkeypatch.setattr(forecast_module.time, "perf_counter", lambda: next(clock))
+    problem = Attention(batch=1024, heads_q=32, heads_kv=8, seqlen_q=4096, head_dim=128)
+    found = forecast_module.forecast(get_schedule("fa3"), load_gpu("h100"), problem)
+    assert found is not None
+    small = asked[-1]
+    assert found.seconds == 3 * problem.flops() / small.flops()
+    assert (small.seqlen_q, small.head_dim, small.heads_q // small.heads_kv) == (4096, 128, 4)
+    peak = peak_flops(load_gpu("h100"), float(load_gpu("h100").clock.boost_mhz))
+    assert 1e3 * small.flops() / peak == pytest.approx(forecast_module.PROBE_CHIP_MS, rel=0.5)
+    lone = Attention(batch=1, heads_q=1, seqlen_q=2**19, head_dim=128)
+    found = forecast_module.forecast(get_schedule("fa3"), load_gpu("h100"), lone)
+    assert found is not None
+    assert found.sentence.startswith("this simulation is long: the chip itself would work ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.5, "0.5 s"), (42.0, "42 s"), (100.0, "1.7 min"), (300.0, "5 min"), (40 * 3600.0, "40 h")]
+)
+def test_durations_are_in_two_digits(seconds: float, words: str) -> None:
+    assert forecast_module.duration(seconds) == words

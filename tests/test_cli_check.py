@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run, sentence
 
 import flashsim.cli as cli
 from flashsim.model.attention import Attention
@@ -21,19 +21,6 @@ from flashsim.sim.values import run as run_values
 EXAMPLES = Path(cli.__file__).parent / "model" / "examples"
 MINE = EXAMPLES / "single_consumer.py"
 SHAPE = ["--gpu", "h100", "--batch", "1", "--heads", "2", "--seqlen", "256", "--head-dim", "64"]
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, list(args))
-
-
-def sentence(*args: str) -> str:
-    """Stderr of a command that must fail with exit code 2 and one line."""
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr.strip()
 
 
 # --- the command ---

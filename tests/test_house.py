@@ -52,7 +52,7 @@ def test_there_is_something_to_check() -> None:
     assert {path.parent.name for path in SOURCES} >= {"model", "sim", "validate", "schedules"}
 
 
-@each(SOURCES)
+@each([*SOURCES, *TESTS])
 def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < FILE_LINES
 

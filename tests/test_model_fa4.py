@@ -329,27 +329,6 @@ def test_8_bit_operands_halve_the_products_and_ps_place() -> None:
     assert narrow.tensor("O").bytes_per_element == 2
 
 
-# --- Gluon ---
-
-
-def test_gluon_rescales_always_emulates_nothing_and_hands_p_over_whole() -> None:
-    (program,) = get_schedule("gluon").lower(load_gpu("b200"), problem(causal=True))
-    assert {s.attrs["emulated"] for s in program.statements if s.kind == "lane_exp2"} == {0}
-    assert not any(s.attrs.get("barrier") == "p_full_last0" for s in program.statements)
-    assert program.persistent
-    assert program.strided
-    assert program.tiles.column("n_plain").max() == 0
-    lengths = program.tiles.column("n_blocks")
-    assert lengths[0] == lengths.min()  # longest last
-    assert program.profile.startswith("assumed: FA4's instruction counts")
-
-
-def test_gluon_is_slower_than_fa4() -> None:
-    gpu, attention = load_gpu("b200"), problem(2048, heads_q=32)
-    fa4, gluon = (simulate(get_schedule(name), gpu, attention, clock=1850).cycles for name in ("fa4", "gluon"))
-    assert gluon > 1.1 * fa4
-
-
 # --- numbers and time ---
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
-from click.testing import CliRunner, Result
+from machines import chip_for
 
-import flashsim.cli as cli
 from flashsim import Attention, simulate
 from flashsim.model.gpu import GPUS, load_gpu
 from flashsim.model.instructions import INSTRUCTIONS
-from flashsim.model.schedules import get_schedule
+from flashsim.model.schedule import choices, lowered
+from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.whatif import (
     ALMOST,
     Case,
@@ -37,16 +39,8 @@ PROBLEM = Attention(batch=1, heads_q=8, seqlen_q=1024, head_dim=128)
 SHAPE = ["--gpu", "h100", "--batch", "1", "--heads", "8", "--seqlen", "1024", "--head-dim", "128"]
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, ["whatif", "fa2", *SHAPE, "--clock", "boost", "--jobs", "1", *args])
-
-
-def sentence(*args: str) -> str:
-    done = run(*args)
-    assert done.exit_code == 2, done.output
-    assert isinstance(done.exception, SystemExit)
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    return done.stderr.strip()
+WHATIF = ("whatif", "fa2", *SHAPE, "--clock", "boost", "--jobs", "1")
+run, sentence = (partial(each, *WHATIF) for each in (command_line.run, command_line.sentence))
 
 
 def cycles(gpu: Any) -> float:
@@ -154,6 +148,32 @@ def test_a_change_that_cannot_run_is_a_row_and_a_base_that_cannot_is_a_sentence(
     wide = Case(schedule=get_schedule("fa2"), gpu=H100, attention=Attention(batch=1, heads_q=1, seqlen_q=64, head_dim=512))
     with local(1) as workers, pytest.raises(ValueError, match="fa2 has no tile for head_dim 512"):
         list(what_if(wide, [small], workers))
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_no_program_follows_the_chip_unannounced(name: str) -> None:
+    """Where a change of the chip gives another program, ``choices`` names the field that moved; where not, it names none."""
+    schedule, gpu = get_schedule(name), load_gpu(chip_for(name, "b200"))
+    problem = Attention(batch=1, heads_q=2, seqlen_q=512, head_dim=128)
+    own = [str(program) for program in lowered(schedule, gpu, problem)]
+    moved = set()
+    for change in every_unit(gpu):
+        chip = change.on(gpu)
+        other = choices(schedule, chip, problem) != choices(schedule, gpu, problem)
+        assert other is ([str(program) for program in lowered(schedule, chip, problem)] != own), f"{change.name} {change.kind}"
+        moved |= {change.name} if other else set()
+    assert moved == ({"mufu"} if name == "fa4" else set())
+
+
+def test_a_default_that_follows_the_chip_is_said() -> None:
+    shape = ["--gpu", "b200", "--batch", "1", "--heads", "2", "--seqlen", "512", "--head-dim", "128", "--jobs", "1"]
+    done = command_line.run("whatif", "fa4", *shape, "--scale", "mufu=2")
+    said = " ".join(done.stdout.split())
+    assert "2x: the schedule's own exp2_emulation goes from 0.1875 to 0; --set exp2_emulation=0.1875 keeps it" in said
+    answer = json.loads(command_line.run("whatif", "fa4", *shape, "--scale", "mufu=2", "--json").stdout)
+    assert answer["rows"][0]["choices"] == {"exp2_emulation": [0.1875, 0.0]}
+    kept = command_line.run("whatif", "fa4", *shape, "--scale", "mufu=2", "--set", "exp2_emulation=0.1875", "--json")
+    assert json.loads(kept.stdout)["rows"][0]["choices"] == {}
 
 
 # --- the command ---

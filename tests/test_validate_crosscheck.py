@@ -197,7 +197,7 @@ def test_equal_rows_are_predicted_once(tmp_path: Path, monkeypatch: pytest.Monke
         calls.append(case)
         return Prediction(ms=1.0, cycles=1.0, tflops=1.0, limiter="HBM bandwidth")
 
-    monkeypatch.setattr(module, "_predict", counted)
+    monkeypatch.setattr(module, "predict", counted)
     longer = {**SMALL, "seqlen_q": "512"}
     crosscheck(write(tmp_path, SMALL, {**SMALL, "ms": "2", "heads_kv": "2"}, longer, SMALL))
     assert [case.attention.seqlen_q for case in calls] == [256, 512]

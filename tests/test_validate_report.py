@@ -1,40 +1,32 @@
-"""The HTML report: what it holds, that it asks nothing of the network, and that it answers in a real browser.
-
-The browser is a headless Chromium, steered through its DevTools protocol on one websocket.
-"""
+"""The HTML report: what it holds, that it asks nothing of the network, and that it answers in a real browser."""
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 import re
-import shutil
-import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run, sentence
+from headless import Page
 from machines import chip_for
 
-import flashsim.cli as cli
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.picture import RECORDS
 from flashsim.sim.predict import simulate
 from flashsim.sim.trace import trace, write_trace
+from flashsim.validate.page import size, write_page
 from flashsim.validate.perfetto import trace_server, ui_folder
-from flashsim.validate.report import report, size, write_report
+from flashsim.validate.report import ISSUING, report, tail
 
 ALL_SCHEDULES = list(SCHEDULES)
 GPU = load_gpu("h100")
@@ -168,22 +160,11 @@ def test_sizes_in_words() -> None:
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match=r"directory"):
-        write_report("text", tmp_path / "taken")
+        write_page("text", tmp_path / "taken")
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
 
 
 # --- the commands ---
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli.main, list(args))
-
-
-def sentence(*args: str) -> str:
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr.strip()
 
 
 def test_report_writes_one_file(tmp_path: Path) -> None:
@@ -264,145 +245,23 @@ def test_view_says_when_its_port_is_taken(trace_file: Path) -> None:
         assert f"port {port} cannot be used" in sentence("view", str(trace_file), "--port", port, "--no-open")
 
 
+@pytest.mark.parametrize("name", ["fa1", "fa2", "fa3"])
+def test_a_warps_life_adds_up(name: str) -> None:
+    """Waits, what is left when its slot has no CTA, and the rest that issues: shares of one life."""
+    result = simulate(get_schedule(name), GPU, PROBLEM)
+    over, waits = tail(result), sum(result.stalls.values())
+    assert 0 <= over < 1
+    assert 0 < 1 - waits - over < 1
+    expected = 0.0
+    for x in result.launches:
+        slots = range(x.job.slots)
+        ends = [max((int(end) for _, _, slot, _, end in x.run.ctas if slot == k), default=0) for k in slots]
+        expected += (1 - sum(ends) / len(ends) / x.run.ticks) * x.cycles / result.cycles
+    assert over == pytest.approx(expected)
+    assert ISSUING in unescape(page_of(name))
+
+
 # --- in a browser ---
-
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE_S = 60.0
-
-
-def chromium() -> str:
-    """The browser's path; skips the test where there is none."""
-    pytest.importorskip("websockets", reason="websockets is not installed")
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"no Chromium found: none of {', '.join(NAMES)} is on the PATH")
-    return found
-
-
-class Page:
-    """One tab. ``problems`` collects what its console, its scripts and its network had to complain about."""
-
-    def __init__(self, socket: Any) -> None:
-        self.socket, self.last = socket, 0
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        self.last += 1
-        self.socket.send(json.dumps({"id": self.last, "method": method, "params": params}))
-        while True:
-            message = json.loads(self.socket.recv(timeout=PATIENCE_S))
-            if message.get("id") == self.last:
-                assert "error" not in message, message["error"]
-                result: dict[str, Any] = message["result"]
-                return result
-            self._note(message)
-
-    def _note(self, message: dict[str, Any]) -> None:
-        method, params = message.get("method"), message.get("params", {})
-        if method == "Runtime.exceptionThrown":
-            self.problems.append(str(params["exceptionDetails"]))
-        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.problems.append(params["entry"]["text"])
-        elif method == "Network.requestWillBeSent":
-            self.requests.append(params["request"]["url"])
-
-    def open(self, url: str, *, width: int = 1400, height: int = 900, dark: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
-
-    def js(self, expression: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
-
-    def until(self, expression: str, seconds: float = PATIENCE_S) -> None:
-        end = time.monotonic() + seconds
-        while not self.js(expression):
-            assert time.monotonic() < end, f"{expression} never became true"
-            time.sleep(0.05)
-
-    def settle(self) -> None:
-        """Wait until what was asked for has been drawn."""
-        self.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **more)
-
-    def click(self, selector: str) -> None:
-        x, y = self.middle(selector)
-        for kind in ("Moved", "Pressed", "Released"):
-            self.mouse(kind, x, y, button="left", clickCount=1)
-        self.settle()
-
-    def middle(self, selector: str) -> tuple[float, float]:
-        """Where the first element that fits the selector is, after scrolling it into view."""
-        answer = self.js(
-            "((e) => { e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
-            f" return [r.x + r.width / 2, r.y + r.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
-        )
-        self.settle()
-        return answer[0], answer[1]
-
-    def key(self, key: str) -> None:
-        text = {"text": key} if len(key) == 1 else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
-        self.settle()
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
-
-
-@contextmanager
-def browsing(folder: Path) -> Iterator[Page]:
-    """A Page of a browser whose profile lies in ``folder``; closed on leaving."""
-    from websockets.sync.client import connect
-
-    flags = ["--headless=new", "--remote-debugging-port=0", f"--user-data-dir={folder / 'profile'}", "--no-first-run"]
-    flags += ["--disable-gpu", "--disable-extensions", "--no-default-browser-check", "--disable-dev-shm-usage"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        flags.append("--no-sandbox")  # a browser refuses its sandbox to root, as in a container
-    process = subprocess.Popen([chromium(), *flags, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        port = _port(folder / "profile" / "DevToolsActivePort", process)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE_S) as answer:
-            tabs = json.load(answer)
-        address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
-        with connect(address, max_size=None, proxy=None) as socket:
-            yield Page(socket)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
-    """The port that the browser has chosen; it writes it once it listens."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            pytest.skip(f"Chromium ended at once with code {process.returncode}")
-        if file.exists() and (lines := file.read_text().split()):
-            return int(lines[0])
-        time.sleep(0.05)
-    pytest.skip(f"Chromium did not open its port within {PATIENCE_S:.0f} s")
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Page]:
-    with browsing(tmp_path) as page:
-        yield page
 
 
 def view_of(browser: Page) -> tuple[float, float]:
@@ -414,7 +273,7 @@ def view_of(browser: Page) -> tuple[float, float]:
 def test_the_timeline_moves_and_answers(browser: Page, tmp_path: Path) -> None:
     """Buttons, wheel, drag and keys move it; the pointer and the keys say what an op is. Nothing is fetched, nothing fails."""
     file = tmp_path / "out.html"
-    write_report(page_of("fa2"), file)
+    write_page(page_of("fa2"), file)
     browser.open(file.as_uri())
     steady = view_of(browser)
     browser.click("[data-do=in]")
@@ -464,7 +323,7 @@ def test_the_timeline_moves_and_answers(browser: Page, tmp_path: Path) -> None:
 @pytest.mark.browser
 def test_numbers_are_filtered_and_the_program_unfolds(browser: Page, tmp_path: Path) -> None:
     file = tmp_path / "out.html"
-    write_report(page_of("fa2"), file)
+    write_page(page_of("fa2"), file)
     browser.open(file.as_uri())
     count = "[...document.querySelectorAll('#numbers tbody tr')].filter((row) => !row.hidden).length"
     numbers = dict(GPU.numbers())
@@ -476,7 +335,7 @@ def test_numbers_are_filtered_and_the_program_unfolds(browser: Page, tmp_path: P
     browser.call("Input.insertText", text="pipe.ex2")
     browser.settle()
     assert browser.js(count) == 1
-    assert browser.js("document.getElementById('count').textContent") == f"1 of {len(numbers)} shown"
+    assert browser.js("document.querySelector('#numbers .count').textContent") == f"1 of {len(numbers)} shown"
     assert browser.js("document.querySelector('details').open") is False
     browser.click("summary")
     assert browser.js("document.querySelector('details').open") is True
@@ -488,18 +347,9 @@ def test_numbers_are_filtered_and_the_program_unfolds(browser: Page, tmp_path: P
 def test_it_fits_narrow_and_wide_pages_in_light_and_dark(browser: Page, tmp_path: Path, dark: bool) -> None:
     """No page scrolls sideways, no label leaves its chart, and the colours follow the reader's."""
     file = tmp_path / "out.html"
-    write_report(page_of("fa1", "fa2"), file)
-    outside = """[...document.querySelectorAll('.chart text')].filter((text) => {
-        const a = text.getBoundingClientRect(), b = text.closest('svg').getBoundingClientRect();
-        return a.width && (a.left < b.left - 1 || a.right > b.right + 1);
-    }).map((text) => text.textContent)"""
+    write_page(page_of("fa1", "fa2"), file)
     for width in (1400, 420):
-        browser.open(file.as_uri(), width=width, dark=dark)
-        browser.settle()
-        assert browser.js("document.documentElement.scrollWidth <= innerWidth")
-        assert browser.js(outside) == []
-        ground = browser.js("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) is dark
+        browser.fits(file.as_uri(), width=width, dark=dark, texts=".chart text")
         browser.screenshot(tmp_path / "page.png")
         assert (tmp_path / "page.png").stat().st_size > 20_000
     assert browser.problems == []

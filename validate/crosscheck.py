@@ -33,8 +33,8 @@ from .summary import summarize
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
 NEEDED = ("gpu", "kernel", "batch", "heads_q", "seqlen_q", "head_dim")
 MEASURES = ("ms", "tflops", "cycles")
-#: Names that papers give to a switched-off part of a schedule.
-SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false", "no_warp_specialization": "warp_specialization=false"}
+#: Names that papers give to a switched-off part of a schedule (why FA3's 582 has no ping-pong either: model/README.md).
+SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false;pingpong=false", "no_warp_specialization": "warp_specialization=false"}
 WORDS = {"true": True, "false": False, "none": None}
 #: Query rows over all heads: what one prediction can hold in memory.
 MOST_QUERY_ROWS = 2**28
@@ -108,7 +108,7 @@ def crosscheck(path: str | Path, *, engine: str = "fast", gpu: str | None = None
         raise ValueError(f"jobs is {jobs}; it must be at least 1, or None for one per CPU")
     if gpu is not None:
         load_gpu(gpu)
-    rows = [_understand(row, gpu=gpu, engine=engine) for row in read_rows(Path(path), gpu_given=gpu is not None)]
+    rows = [understand(row, gpu=gpu, engine=engine) for row in read_rows(Path(path), gpu_given=gpu is not None)]
     predictions = _predict_all(list(dict.fromkeys(row.case for row in rows if row.case)), jobs)
     reports = [_report(row, predictions[row.case] if row.case else row.reason) for row in rows]
     return {"rows": reports, "summary": summarize(reports)}
@@ -168,7 +168,7 @@ def _records(lines: Sequence[str]) -> Iterator[tuple[int, list[str] | str]]:
         at += length
 
 
-def _understand(row: Row, *, gpu: str | None, engine: str) -> Row:
+def understand(row: Row, *, gpu: str | None, engine: str) -> Row:
     if row.reason:
         return row
     label = ""
@@ -258,10 +258,11 @@ def _schedule(kernel: str, variant: str) -> Schedule:
     """``variant``: ``field=value;field=value`` and the names of SWITCH_NAMES. Raises ValueError for what the kernel lacks."""
     hints = typing.get_type_hints(SCHEDULES[kernel])
     fields: dict[str, Any] = {}
-    for part in (piece.strip() for piece in variant.split(";")):
+    parts = (piece.strip() for piece in variant.split(";"))
+    for part in (switch for piece in parts for switch in SWITCH_NAMES.get(piece, piece).split(";")):
         if not part:
             continue
-        name, equals, raw = (piece.strip() for piece in SWITCH_NAMES.get(part, part).partition("="))
+        name, equals, raw = (piece.strip() for piece in part.partition("="))
         if not (name and equals and raw):
             known = ", ".join(SWITCH_NAMES)
             raise ValueError(f"variant {part!r} names no switch; write field=value;field=value or one of {known}")
@@ -292,7 +293,7 @@ def _switch(name: str, raw: str, hint: Any) -> Any:
     raise ValueError(f"variant sets {name} to {raw!r}; it takes {takes}")
 
 
-def _predict(case: Case) -> Prediction | str:
+def predict(case: Case) -> Prediction | str:
     """The prediction, or in a sentence why there is none."""
     try:
         result: Result = simulate(case.schedule, load_gpu(case.gpu), case.attention, engine=case.engine, clock=case.clock)
@@ -313,11 +314,11 @@ def _predict_all(cases: Sequence[Case], jobs: int | None) -> dict[Case, Predicti
     """Each case's prediction. The first runs here, so that forked workers find the engine compiled."""
     jobs = jobs or (os.cpu_count() or 1 if len(cases) > SERIAL_UP_TO else 1)
     if jobs == 1 or len(cases) < 2:
-        return dict(_shown(((case, _predict(case)) for case in cases), len(cases)))
-    first = {cases[0]: _predict(cases[0])}
+        return dict(_shown(((case, predict(case)) for case in cases), len(cases)))
+    first = {cases[0]: predict(cases[0])}
     executor = concurrent.futures.ProcessPoolExecutor(min(jobs, len(cases) - 1), initializer=_leave_interrupts)
     try:
-        futures = {executor.submit(_predict, case): case for case in cases[1:]}
+        futures = {executor.submit(predict, case): case for case in cases[1:]}
         done = ((futures[future], _outcome(future)) for future in concurrent.futures.as_completed(futures))
         return first | dict(_shown(done, len(futures)))
     finally:

@@ -1,4 +1,4 @@
-"""A Picture as an SVG that reads without scripts; ``report.js`` moves it: every slice and area carries its cycles."""
+"""A Picture as an SVG that reads without scripts; ``timeline.js`` moves it: every slice and area carries its cycles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOP, STRIP, LANE, GAP, UNIT = 24, 18, 34, 10, 30
 FONT = 11  # pixels
 WORDS = {name: f"f{i}" for i, name in enumerate(FAMILIES)}  # family -> CSS class
 
-#: What a button does in ``report.js``, its name for those who hear it, and its sign.
+#: What a button does in ``timeline.js``, its name for those who hear it, and its sign.
 BUTTONS = (
     ("left", "earlier", "←"),
     ("right", "later", "→"),

@@ -21,6 +21,7 @@ from ..profiles import kernel_profile
 from ..program import Index, Program
 from ..schedule import Builder
 from .fa2 import check_counts
+from .fa3_loads import WARPS, OwnLoads
 from .fa3_producer import producer, rows, shared, start, transpose
 from .fa3_tiles import FA3Tile, check, grid, tensors, tile
 
@@ -35,14 +36,16 @@ COUNTED = ("fma", "alu", "xu", "lsu", "other")
 @dataclass(frozen=True, kw_only=True)
 class FA3:
     """Switches: the tile (``block_q`` x ``block_kv``, None: the released table), ``stages`` of the K/V ring, ``pingpong``,
-    ``intra_overlap``, ``cluster`` (CTAs that share K/V loads, None: the released rule), and whose instruction counts to use:
-    ``counts="binary"`` where the compiled kernel was read, ``"ideal"`` the algorithm's own."""
+    ``intra_overlap``, ``warp_specialization`` (without it consumers load their own tiles), ``cluster`` (CTAs that share K/V
+    loads, None: the released rule), and whose instruction counts to use: ``counts="binary"`` where the compiled kernel was
+    read, ``"ideal"`` the algorithm's own."""
 
     block_q: int | None = None
     block_kv: int | None = None
     stages: int = 2
     pingpong: bool | None = None
     intra_overlap: bool = True
+    warp_specialization: bool = True
     cluster: int | None = None
     #: One CTA an SM that goes on from tile to tile; without it a CTA a tile (the paper's FP8 kernels).
     persistent: bool = True
@@ -64,16 +67,16 @@ class FA3:
                 "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, cluster=t.cluster,
                 causal=attention.causal,
             )  # fmt: skip
-        share = min(255, 65536 // (128 * (t.groups + 1)) // 8 * 8)  # of the register file, what a thread can hold at launch
-        b = Builder(name="fa3_fwd", registers=profile["registers"] if profile else share)
+        b = Builder(name="fa3_fwd", registers=profile["registers"] if profile and t.specialized else t.launch_registers)
         _buffers(b, t, self.stages)
-        with b.role("producer", warps=1, registers=t.producer_registers):
-            producer(b, t, self.stages)
+        if t.specialized:
+            with b.role("producer", warps=1, registers=t.producer_registers):
+                producer(b, t, self.stages)
         if t.fp8:
-            with b.role("transpose", warps=4, registers=t.producer_registers):
+            with b.role("transpose", warps=WARPS, registers=t.producer_registers):
                 transpose(b, t)
         for w in range(t.groups):
-            with b.role(f"consumer{w}", warps=4, registers=t.consumer_registers):
+            with b.role(f"consumer{w}", warps=WARPS, registers=t.consumer_registers):
                 _Consumer(b, t, self, w, profile).write()
         return (
             b.build(
@@ -82,46 +85,52 @@ class FA3:
                 profile=f"{profile['kind']}: {profile['source']}" if profile else "ideal",
                 persistent=self.persistent,
                 cluster=t.cluster,
-                launch_registers=b.registers,
-                idle_warps=-1 if t.fp8 else 3,
+                launch_registers=b.registers if t.specialized else 0,
+                idle_warps=(-1 if t.fp8 else 3) if t.specialized else 0,
             ),
         )
 
 
 def _buffers(b: Builder, t: FA3Tile, stages: int) -> None:
     e = t.element
-    rows = t.block_q // t.groups
+    height = t.block_q // t.groups
     for name in ("k", "v"):
         own = name == "v" and t.fp8  # V as transposed stays in the CTA
         b.ring(name, stages)
-        b.mbarrier(f"{name}_full", count=4 if own else 1, stages=stages)
-        b.mbarrier(f"{name}_empty", count=4 * t.groups * (1 if own else t.cluster), stages=stages)
+        if not t.specialized:
+            b.ring(f"{name}_in", stages)  # the loader's place, ahead of the readers'
+        b.mbarrier(f"{name}_full", count=WARPS if own or not t.specialized else 1, stages=stages)
+        if t.specialized:
+            b.mbarrier(f"{name}_empty", count=WARPS * t.groups * (1 if own else t.cluster), stages=stages)
         b.smem(f"{name.upper()}s", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e, stages=stages, ring=name)
     b.ring("q", 1)
-    b.mbarrier("q_full", count=1)
-    b.mbarrier("q_empty", count=4 * t.groups)
-    b.ring("o", 1)
-    b.mbarrier("o_free", count=4 * t.groups * t.cluster)
+    b.mbarrier("q_full", count=1 if t.specialized else WARPS * t.groups)
+    if t.specialized:
+        b.ring("o", 1)
+        b.mbarrier("q_empty", count=WARPS * t.groups)
+        b.mbarrier("o_free", count=WARPS * t.groups * t.cluster)
     if t.fp8:
         b.ring("vt", stages)
         b.mbarrier("vt_full", count=1, stages=stages)
-        b.mbarrier("vt_empty", count=4 * t.cluster, stages=stages)
+        b.mbarrier("vt_empty", count=WARPS * t.cluster, stages=stages)
         b.smem("Vts", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e, stages=stages, ring="vt")
     for w in range(t.groups):
-        b.smem(f"Qs{w}", rows=rows, cols=t.head_dim, bytes_per_element=e)
-        b.registers_tile(f"S{w}", rows=rows, cols=t.block_kv)
+        b.smem(f"Qs{w}", rows=height, cols=t.head_dim, bytes_per_element=e)
+        b.registers_tile(f"S{w}", rows=height, cols=t.block_kv)
         if t.p_in_smem:
-            b.smem(f"P{w}", rows=rows, cols=t.block_kv, bytes_per_element=e)
-            b.registers_tile(f"Pregs{w}", rows=rows, cols=t.block_kv, bytes_per_element=e)
+            b.smem(f"P{w}", rows=height, cols=t.block_kv, bytes_per_element=e)
+            b.registers_tile(f"Pregs{w}", rows=height, cols=t.block_kv, bytes_per_element=e)
         else:
-            b.registers_tile(f"P{w}", rows=rows, cols=t.block_kv, bytes_per_element=e)
-        b.registers_tile(f"O{w}", rows=rows, cols=t.head_dim)
-        b.registers_tile(f"Oout{w}", rows=rows, cols=t.head_dim, bytes_per_element=2)
-        b.smem(f"Vs.O{w}", rows=rows, cols=t.head_dim, bytes_per_element=2)  # O leaves through V's buffer
-        b.registers_tile(f"LSE{w}", rows=rows, cols=1)
+            b.registers_tile(f"P{w}", rows=height, cols=t.block_kv, bytes_per_element=e)
+        b.registers_tile(f"O{w}", rows=height, cols=t.head_dim)
+        b.registers_tile(f"Oout{w}", rows=height, cols=t.head_dim, bytes_per_element=2)
+        b.smem(f"Vs.O{w}", rows=height, cols=t.head_dim, bytes_per_element=2)  # O leaves through V's buffer
+        b.registers_tile(f"LSE{w}", rows=height, cols=1)
     for w in range(t.groups):
         b.named_barrier(f"turn{w}", warps=8)
-    b.named_barrier("epilogue", warps=4 * t.groups)
+    b.named_barrier("epilogue", warps=WARPS * t.groups)
+    if not t.specialized:
+        b.named_barrier("loads", warps=WARPS * t.groups)
 
 
 class _Consumer:
@@ -130,13 +139,15 @@ class _Consumer:
     def __init__(self, b: Builder, t: FA3Tile, schedule: FA3, w: int, profile: Mapping[str, Any] | None) -> None:
         self.b, self.t, self.w, self.profile = b, t, w, profile
         self.overlap = schedule.intra_overlap
+        self.loads = OwnLoads(b=b, t=t, w=w, stages=schedule.stages, behind=int(self.overlap), on=not t.specialized)
         self.pingpong = t.pingpong
         self.phases = {p["name"]: p for p in profile["phases"]} if profile else {}
         beside = self.phases.get("softmax_beside_pv", {}).get("xu")
         if self.phases:  # without overlap the two parts of softmax are one
             parts = [self.phases[name] for name in ("softmax_beside_pv", "softmax_after_pv")]
             self.phases["softmax"] = {c: sum(p[c] for p in parts) for c in (*COUNTED, "stall_cycles")}
-        self.beside = beside / profile["per_block"]["xu"] if profile and beside is not None else BESIDE
+        exponentials = t.block_kv / 2  # of a block, by one thread; its row scales come after P V
+        self.beside = BESIDE if beside is None else beside / exponentials
 
     def write(self) -> None:
         b, w = self.b, self.w
@@ -158,9 +169,9 @@ class _Consumer:
                     self._block(j, masked=phase == "masked", phased=counts is None)
             self._last()
         self._epilogue()
-        with b.when(Index(arg="n_blocks", const=-1)):
-            b.op("mbarrier_arrive", barrier="o_free", ring="o", **shared(self.t))
-            b.op("advance", ring="o")
+        if self.t.specialized:
+            with b.when(Index(arg="n_blocks", const=-1)):
+                self._release("o", "o_free")
 
     # --- pieces ---
 
@@ -175,9 +186,11 @@ class _Consumer:
     def _wait(self, ring: str) -> None:
         self.b.op("mbarrier_wait", barrier=f"{ring}_full", ring=ring)
 
-    def _release(self, ring: str) -> None:
-        to = {} if ring == "v" and self.t.fp8 else shared(self.t)
-        self.b.op("mbarrier_arrive", barrier=f"{ring}_empty", ring=ring, **to)
+    def _release(self, ring: str, barrier: str = "") -> None:
+        """Tell the producer, if there is one, that what the ring's stage held is not read any more."""
+        if self.t.specialized:
+            to = {} if ring == "q" or (ring == "v" and self.t.fp8) else shared(self.t)
+            self.b.op("mbarrier_arrive", barrier=barrier or f"{ring}_empty", ring=ring, **to)
         self.b.op("advance", ring=ring)
 
     def _qk(self, on: bool, scale: bool = False) -> None:
@@ -226,6 +239,7 @@ class _Consumer:
         """The tile's last K/V block: always masked; with overlap it is outside the turns and leaves its P V to the loop."""
         b, w = self.b, self.w
         counts = self.profile["first_block"] if self.profile else None
+        self.loads.begin()
         with b.phase(counts={c: counts[c] for c in COUNTED} if counts else None):
             b.op("mbarrier_wait", barrier="q_full", ring="q")
             if not self.overlap:
@@ -258,6 +272,7 @@ class _Consumer:
             self._wait("v")
         self._pv(phased)
         self._next_turn(phased)
+        self.loads.go_on(j)
         with self._phase("qk_done_wait", on=phased):
             b.op("mma_wait", arg=1)
         with self._phase("softmax_beside_pv", on=phased):
@@ -279,6 +294,7 @@ class _Consumer:
             self._wait("k")
         self._qk(phased)
         self._next_turn(phased)
+        self.loads.go_on(j)
         b.op("mma_wait", arg=0)
         with self._phase("softmax", on=phased):
             self._release("k")
@@ -310,8 +326,7 @@ class _Consumer:
     def _last(self) -> None:
         """P V of the tile's first K/V block."""
         b, w = self.b, self.w
-        b.op("mbarrier_arrive", barrier="q_empty", ring="q")
-        b.op("advance", ring="q")
+        self._release("q")
         if self.overlap:
             if self.t.rescale_first:
                 b.op("scale_rows", writes=f"O{w}", reads=f"scale{w}")

@@ -30,6 +30,7 @@ TILES = {
 }
 #: Consumer warpgroups -> registers per thread of the producer and of consumers after setmaxnreg.
 REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+MOST_REGISTERS, REGISTER_FILE = 255, 65536  # a thread's, a multiprocessor's
 #: Bytes of K and V that the causal order keeps in L2 at a time (flash_fwd_launch_template.h).
 L2_SECTION_BYTES = 32 * 2**20
 
@@ -48,6 +49,7 @@ class FA3Tile:
     p_in_smem: bool
     rescale_first: bool
     longest_first: bool
+    specialized: bool
 
     @property
     def fp8(self) -> bool:
@@ -63,7 +65,12 @@ class FA3Tile:
 
     @property
     def consumer_registers(self) -> int:
-        return REGISTERS[self.groups][1]
+        return REGISTERS[self.groups][1] if self.specialized else self.launch_registers
+
+    @property
+    def launch_registers(self) -> int:
+        """Of the register file, what a thread can hold at launch."""
+        return min(MOST_REGISTERS, REGISTER_FILE // (128 * (self.groups + self.specialized)) // 8 * 8)
 
 
 def check(gpu: GPU, attention: Attention) -> None:
@@ -92,8 +99,9 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         )
     if schedule.stages < 1:
         raise ValueError(f"fa3 has stages={schedule.stages}; the K/V ring needs at least 1: change stages")
+    _check_own_loads(schedule, fp8)
     groups = block_q // 64
-    cluster = schedule.cluster
+    cluster = schedule.cluster if schedule.warp_specialization else 1
     if cluster is None:
         even = ceil_div(attention.seqlen_q, block_q) % 2 == 0
         cluster = 2 if even and not attention.causal and d >= 128 and (not fp8 or d == 192) else 1
@@ -116,7 +124,26 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         p_in_smem=not fp8 and d <= 96 and not (attention.causal and d <= 64),
         longest_first=schedule.longest_first,
         rescale_first=not fp8 and d > 128 and schedule.intra_overlap,  # in order no product of Q K^T is under way to hide it
+        specialized=schedule.warp_specialization,
     )
+
+
+def _check_own_loads(schedule: FA3, fp8: bool) -> None:
+    """What needs the producer: a ring of one stage, V transposed for FP8, loads shared with another CTA."""
+    if schedule.warp_specialization:
+        return
+    if schedule.stages < 2:
+        raise ValueError(
+            f"fa3 without warp specialization has stages={schedule.stages}; a warpgroup loads one block while it multiplies"
+            " another, so that the ring needs at least 2: change stages"
+        )
+    if fp8:
+        raise ValueError("fa3 in fp8 has V transposed by its producer's warpgroup: keep warp_specialization, or choose bf16")
+    if schedule.cluster not in (None, 1):
+        raise ValueError(
+            f"fa3 has cluster={schedule.cluster}, and only a producer waits for another CTA's empty stages:"
+            " keep warp_specialization, or set cluster=1"
+        )
 
 
 def tensors(attention: Attention, t: FA3Tile) -> tuple[Tensor, ...]:

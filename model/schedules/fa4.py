@@ -55,6 +55,11 @@ class FA4:
     def name(self) -> str:
         return "fa4"
 
+    def choices(self, gpu: GPU, attention: Attention) -> dict[str, float]:
+        """What follows the chip where it is left open: the share of emulated exponentials, by the MUFU's rate."""
+        t = tile(self, gpu, attention)
+        return {"exp2_emulation": t.emulated / t.block_kv} if self.exp2_emulation is None else {}
+
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         check(gpu, attention)
         check_counts("fa4", self.counts, ("binary", "ideal"))

@@ -1,7 +1,4 @@
-"use strict";
 // Timelines: pan, zoom, hover and keys. Times are cycles; everything in a chart carries its own in data attributes.
-const tip = document.getElementById("tip");
-
 const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
 function textWidth(text) {
   if (!widths.has(text)) widths.set(text, pen.measureText(text).width);
@@ -137,10 +134,7 @@ function timeline(figure) {
     tip.hidden = !box;
     if (!box) return;
     const [name, rest] = describe(box);
-    tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: name }), rest.join(" · "));
-    const x = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8), above = event.clientY - tip.offsetHeight - 12;
-    tip.style.left = `${Math.max(8, x)}px`;
-    tip.style.top = `${above < 8 ? event.clientY + 18 : above}px`;
+    point(event, name, rest.join(" · "));
   });
   const drop = (event) => {
     if (drag && event.type === "pointerup" && Math.abs(event.clientX - drag.x) < 4) {
@@ -165,22 +159,3 @@ function timeline(figure) {
   draw();
 }
 document.querySelectorAll(".timeline").forEach(timeline);
-
-// The chip's numbers: words in any column, and kinds.
-const filters = document.querySelector(".filters");
-if (filters) {
-  const rows = [...document.querySelectorAll("#numbers tbody tr")], count = document.getElementById("count");
-  const search = filters.querySelector("[type=search]"), kinds = [...filters.querySelectorAll("[type=checkbox]")];
-  const apply = () => {
-    const words = search.value.toLowerCase().split(/\s+/), allowed = new Set(kinds.filter((k) => k.checked).map((k) => k.value));
-    let shown = 0;
-    for (const row of rows) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = !(allowed.has(row.dataset.kind) && words.every((word) => text.includes(word)));
-      shown += !row.hidden;
-    }
-    count.textContent = `${shown} of ${rows.length} shown`;
-  };
-  filters.addEventListener("input", apply);
-  apply();
-}
