@@ -7,6 +7,7 @@ the microbenchmarks in ``validate/microbench``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -53,6 +54,7 @@ class Instruction:
     pair: bool = False  # one product of two CTAs, each with its own rows and half of B
     tmem_bytes: int = 0
     packed: bool = False
+    passes: int = 1  # through its pipe
     sass: str
 
 
@@ -67,10 +69,11 @@ def _row(
     spill: int = 0,
     tmem: int = 0,
     packed: bool = False,
+    passes: int = 1,
 ) -> Instruction:
     return Instruction(
         name=name, pipe=pipe, cost=cost or name, counter=counter, sass=sass, path=path, smem_bytes=smem, spill_bytes=spill,
-        tmem_bytes=tmem, packed=packed,
+        tmem_bytes=tmem, packed=packed, passes=passes,
     )  # fmt: skip
 
 
@@ -82,6 +85,8 @@ _ROWS = (
     _row("mov", "fma", "fma", "IMAD.MOV.U32"),
     _row("fmnmx", "alu", "alu", "FMNMX"),
     _row("f2fp", "alu", "alu", "F2FP.BF16.F32.PACK_AB"),
+    # e4m3x2 at half the rate of bf16x2: 32 lanes a clock and SM against 62 (B300/GB300 attention analysis note, on B300)
+    _row("f2fp8", "alu", "alu", "F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C", cost="f2fp", passes=2),
     _row("int_alu", "alu", "alu", "IADD3, LOP3, ISETP, SEL, FSEL, PRMT"),
     _row("ex2", "mufu", "xu", "MUFU.EX2"),
     _row("rcp", "mufu", "xu", "MUFU.RCP", cost="ex2"),
@@ -111,6 +116,7 @@ _ROWS = (
     _row("ldtm_x32", "tmem", "other", "LDTM.x32", cost="control", tmem=4096),
     _row("ldtm_x16", "tmem", "other", "LDTM.x16", cost="control", tmem=2048),
     _row("sttm_x16", "tmem", "other", "STTM.x16", cost="control", tmem=-2048),
+    _row("sttm_x8", "tmem", "other", "STTM.x8", cost="control", tmem=-1024),
     _row("tmem_alloc", "tmem", "other", "UTCATOMSWS.FIND_AND_SET", cost="control"),
     _row("stall", "control", "none", "a cycle in which the compiler's stall count holds the warp", cost="control"),
 )
@@ -160,3 +166,13 @@ _UMMA = tuple(
 INSTRUCTIONS: dict[str, Instruction] = {row.name: row for row in (*_ROWS, *_WGMMA, *_UMMA)}
 INSTRUCTION_ID: dict[str, int] = {name: i for i, name in enumerate(INSTRUCTIONS)}
 COUNTERS = ("fma", "alu", "xu", "tensor", "lsu", "other")
+
+
+def counters(counts: Mapping[str, int]) -> dict[str, int]:
+    """Sum instruction counts into the profiler's pipes (COUNTERS) plus ``total``."""
+    out = dict.fromkeys(COUNTERS, 0)
+    for name, n in counts.items():
+        if INSTRUCTIONS[name].counter in out:
+            out[INSTRUCTIONS[name].counter] += n
+    out["total"] = sum(out.values())
+    return out

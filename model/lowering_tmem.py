@@ -90,7 +90,8 @@ def exp2(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int)
     """
     cols, emulated = buffers[s.writes[0]].cols, int(s.attrs.get("emulated", 0))
     first, last = s.attrs.get("share", (0.0, 1.0))
-    own = emulated_until(last, emulated) - emulated_until(first, emulated)
+    start = float(s.attrs.get("emulated_from", 0.25))
+    own = emulated_until(last, emulated, start) - emulated_until(first, emulated, start)
     if first == 0.0:
         emit.issue("ffma2", cols // 2)
     emit.issue("ex2", portion(cols, s) - own)
@@ -98,9 +99,9 @@ def exp2(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int)
         emit.issue(name, each * (own // 2))
 
 
-def emulated_until(share: float, emulated: int) -> int:
-    """How many of a row's ``emulated`` values lie in its first ``share``: they are spread over its second and third quarter."""
-    return 2 * round(emulated / 2 * min(1.0, max(0.0, 2 * share - 0.5)))
+def emulated_until(share: float, emulated: int, start: float = 0.25) -> int:
+    """How many of a row's ``emulated`` values lie in its first ``share``: they are spread from ``start`` to its last quarter."""
+    return 2 * round(emulated / 2 * min(1.0, max(0.0, (share - start) / (0.75 - start))))
 
 
 def row_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -108,7 +109,9 @@ def row_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
 
 
 def pack(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    emit.issue("f2fp", portion(buffers[s.reads[0]].cols // 2, s))
+    """Two values an instruction, into 16 or 8 bits."""
+    narrow = buffers[s.writes[0]].bytes_per_element == 1
+    emit.issue("f2fp8" if narrow else "f2fp", portion(buffers[s.reads[0]].cols // 2, s))
 
 
 def tmem_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -118,25 +121,33 @@ def tmem_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps:
 
 def tmem_store(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     """Ends with the wait that a barrier's arrival needs before it (tcgen05.wait::st)."""
-    emit.issue("sttm_x16", max(1, portion(columns(buffers[s.writes[0]]) // NARROW_COLUMNS, s)))
+    first, last = s.attrs.get("share", (0.0, 1.0))
+    width = columns(buffers[s.writes[0]])
+    whole = all(width * share % NARROW_COLUMNS == 0 for share in (first, last))
+    wide = NARROW_COLUMNS if whole else NARROW_COLUMNS // 2  # a quarter of a row of 8-bit P has 8 columns
+    emit.issue(f"sttm_x{wide}", max(1, portion(width // wide, s)))
     emit.depend()
 
 
 def vote_scale(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     """O of a warp's 32 rows times their factors, in place in tensor memory, if any factor is below 1.
 
-    Which blocks that is depends on the numbers; the Program is told (``taken``), the interpreter finds out.
+    Which blocks that is depends on the numbers; the Program is told (``taken``), the interpreter finds out. Not ``asked``: it is
+    every block, in halves of a row.
     """
-    emit.issue("int_alu", 2)
-    emit.issue("vote", 1)
-    emit.depend()
-    emit.issue("control", 1)
+    asked, width = bool(s.attrs.get("asked", True)), columns(buffers[s.writes[0]])
+    if asked:
+        emit.issue("int_alu", 2)
+        emit.issue("vote", 1)
+        emit.depend()
+        emit.issue("control", 1)
     if s.attrs.get("taken"):
-        for _ in range(max(1, columns(buffers[s.writes[0]]) // NARROW_COLUMNS)):
-            emit.issue("ldtm_x16", 1)
+        loads = 1 if asked else max(1, width // NARROW_COLUMNS // 2)
+        for _ in range(max(1, width // NARROW_COLUMNS // loads)):
+            emit.issue("ldtm_x16", loads)
             emit.depend()
-            emit.issue("fmul2", NARROW_COLUMNS // 2)
-            emit.issue("sttm_x16", 1)
+            emit.issue("fmul2", loads * NARROW_COLUMNS // 2)
+            emit.issue("sttm_x16", loads)
         emit.depend()
 
 

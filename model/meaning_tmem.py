@@ -43,10 +43,10 @@ def lane_masked_max(state: State, s: Statement) -> None:
     lane_max(state, s)
 
 
-def emulated_columns(columns: int, emulated: int) -> Array:
-    """Which columns' exponentials the FMA pipe computes: pairs, spread over the second and third quarter of the row."""
+def emulated_columns(columns: int, emulated: int, start: float = 0.25) -> Array:
+    """Which columns' exponentials the FMA pipe computes: pairs, from the share ``start`` of the row to its last quarter."""
     pairs = np.arange(columns // 2)
-    ends = np.array([emulated_until((2 * p + 2) / columns, emulated) for p in pairs], np.int64)
+    ends = np.array([emulated_until((2 * p + 2) / columns, emulated, start) for p in pairs], np.int64)
     chosen = np.diff(ends, prepend=0) > 0
     return np.repeat(chosen, 2)
 
@@ -59,7 +59,7 @@ def lane_exp2(state: State, s: Statement) -> None:
     tile, m = state.tiles[s.reads[0]], finite(state.tiles[s.reads[1]])
     exponents = np.asarray(tile * c - m[..., None] * c + np.float32(state.offset_log2), np.float32)
     out = np.exp2(exponents, dtype=np.float32)
-    chosen = emulated_columns(tile.shape[-1], int(s.attrs.get("emulated", 0)))
+    chosen = emulated_columns(tile.shape[-1], int(s.attrs.get("emulated", 0)), float(s.attrs.get("emulated_from", 0.25)))
     if chosen.any():
         out[..., chosen] = exp2_emulated(exponents[..., chosen])
     state.tiles[s.writes[0]] = out

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .instructions import COUNTERS, INSTRUCTIONS
+from .instructions import INSTRUCTIONS
 
 IntArray = NDArray[np.int64]
 
@@ -83,7 +83,8 @@ class Index:
 class Buffer:
     """A tile and where it lives: ``space`` is "smem", "tmem" or "register"; register tiles are spread over their role's warps.
 
-    With ``ring`` it is a ring buffer of ``stages`` tiles; a statement uses the stage its role has reached.
+    With ``ring`` it is a ring buffer of ``stages`` tiles; a statement uses the stage its role has reached. ``saved_bytes``:
+    by how much neighbouring stages overlap, where they hold whole tiles only in turn.
     """
 
     name: str
@@ -93,11 +94,16 @@ class Buffer:
     bytes_per_element: float
     stages: int = 1
     ring: str | None = None
+    saved_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Of one tile."""
         return int(self.rows * self.cols * self.bytes_per_element)
+
+    @property
+    def all_bytes(self) -> int:
+        return self.size_bytes * self.stages - self.saved_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +239,7 @@ class Program:
     rings: tuple[Ring, ...] = ()
     persistent: bool = False  # a warp that ends a tile goes on with the CTA's next one
     dynamic: bool = False  # and takes the next one of the grid, not one fixed at launch
+    strided: bool = False  # a persistent CTA's tiles are every so-manieth from its first, however long they take
     cluster: int = 1  # CTAs that run in step on neighbouring SMs and share loads
     launch_registers: int = 0  # per thread at launch, where roles then trade them (setmaxnreg)
     idle_warps: int = 0  # of the launch, beside the roles' warps
@@ -388,13 +395,3 @@ def _dynamic_rows(program: Program, start: int, args: dict[str, int]) -> Iterato
             pc += 1
 
     yield from run(start, len(program.code), {}, 1)
-
-
-def counters(counts: Mapping[str, int]) -> dict[str, int]:
-    """Sum instruction counts into the profiler's pipes (COUNTERS) plus ``total``."""
-    out = dict.fromkeys(COUNTERS, 0)
-    for name, n in counts.items():
-        if INSTRUCTIONS[name].counter in out:
-            out[INSTRUCTIONS[name].counter] += n
-    out["total"] = sum(out.values())
-    return out

@@ -98,9 +98,10 @@ class Builder:
         self._exit()
 
     def smem(
-        self, name: str, *, rows: int, cols: int, bytes_per_element: float, stages: int = 1, ring: str | None = None
-    ) -> None:
-        self._buffer(name, "smem", rows, cols, bytes_per_element, stages, ring)
+        self, name: str, *, rows: int, cols: int, bytes_per_element: float, stages: int = 1, ring: str | None = None,
+        saved_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        self._buffer(name, "smem", rows, cols, bytes_per_element, stages, ring, saved_bytes)
 
     def registers_tile(self, name: str, *, rows: int, cols: int, bytes_per_element: float = 4) -> None:
         self._buffer(name, "register", rows, cols, bytes_per_element)
@@ -109,11 +110,13 @@ class Builder:
         self._buffer(name, "tmem", rows, cols, bytes_per_element)
 
     def _buffer(
-        self, name: str, space: str, rows: int, cols: int, element: float, stages: int = 1, ring: str | None = None
-    ) -> None:
+        self, name: str, space: str, rows: int, cols: int, element: float, stages: int = 1, ring: str | None = None,
+        saved_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self.buffers[name] = Buffer(
-            name=name, space=space, rows=rows, cols=cols, bytes_per_element=element, stages=stages, ring=ring
-        )
+            name=name, space=space, rows=rows, cols=cols, bytes_per_element=element, stages=stages, ring=ring,
+            saved_bytes=saved_bytes,
+        )  # fmt: skip
 
     def ring(self, name: str, stages: int) -> None:
         self.rings[name] = Ring(name=name, stages=stages)
@@ -294,7 +297,7 @@ class Builder:
         self.rows.pack()
         self._starts()
         order = sorted(tensors, key=lambda t: self.tensors.get(t.name, len(self.tensors)))
-        smem = sum(b.size_bytes * b.stages for b in self.buffers.values() if b.space == "smem" and "." not in b.name)
+        smem = sum(b.all_bytes for b in self.buffers.values() if b.space == "smem" and "." not in b.name)
         return Program(
             name=self.name,
             roles=tuple(self.roles),

@@ -130,6 +130,18 @@ def _list_schedule(work: Any, sms: int, slots: int, rate: Any, sm_of: Any) -> in
         due[sm] = now + max(0.0, left[sm, :k].min()) / rate[k] if k > 0 else np.inf
 
 
+def strided(work: IntArray, *, sms: int) -> Dispatch:
+    """Persistent CTAs, one an SM, that go from tile to tile with a stride of all of them."""
+    numbers = np.arange(len(work))
+    queues = tuple(numbers[sm::sms] for sm in range(sms))
+    return Dispatch(
+        queues=queues,
+        critical=int(np.argmax([work[q].sum() for q in queues])),
+        waves=len(work) / sms,
+        idle_sms=sum(not len(q) for q in queues),
+    )
+
+
 def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
     """List-schedule tiles in launch order. k CTAs on an SM each run at min(``alone``, 1/k) of the SM's port."""
     n = len(work)

@@ -244,7 +244,7 @@ def _costs(kind: Instruction, gpu: GPU) -> tuple[int, int, int, int]:
         own = gpu.packed
         return ticks(own.port), max(ticks(own.pipe), ticks(own.port)), ticks(own.warp), ticks(own.result)
     port = ticks(getattr(gpu.port, kind.cost))
-    held = max(ticks(getattr(gpu.pipe, kind.cost)), port)
+    held = max(kind.passes * ticks(getattr(gpu.pipe, kind.cost)), port)
     gap, result = ticks(getattr(gpu.warp, kind.cost)), ticks(getattr(gpu.result, kind.cost))
     if kind.pipe == "tmem":
         if gpu.tmem is None:

@@ -9,13 +9,13 @@ import numpy as np
 
 from ..model.attention import Attention
 from ..model.gpu import GPU
-from ..model.instructions import COUNTERS, INSTRUCTIONS
-from ..model.program import IntArray, Program, counters
+from ..model.instructions import COUNTERS, INSTRUCTIONS, counters
+from ..model.program import IntArray, Program
 from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
-from .chip import Dispatch, bundle_counts, chip_notes, dispatch, tile_work
+from .chip import Dispatch, bundle_counts, chip_notes, dispatch, strided, tile_work
 from .clock import Clock, sustained
 from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run, bundle_table, make_job
 from .fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
@@ -206,10 +206,13 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
 
 def _dispatched(program: Program, gpu: GPU, fits: Occupancy, table: IntArray, per_tile: IntArray) -> Dispatch:
     """Who gets which tile, where CTAs share an SM's port: how much of it one uses when alone decides."""
+    work = tile_work(per_tile, table)
+    if program.strided:
+        return strided(work, sms=int(gpu.sm.count))
     gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
     ports = (per_tile @ table[:, PORT]) / 4
     alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
-    return dispatch(tile_work(per_tile, table), sms=int(gpu.sm.count), slots=fits.ctas_per_sm, alone=alone)
+    return dispatch(work, sms=int(gpu.sm.count), slots=fits.ctas_per_sm, alone=alone)
 
 
 def _instructions(program: Program, issued: Any) -> dict[str, int]:

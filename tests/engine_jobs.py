@@ -41,3 +41,10 @@ def both(job: Job) -> Run:
     fast, reference = fast_engine.run(job), reference_engine.run(job)
     assert fast.differences(reference) == []
     return fast
+
+
+def halved(job: Job, column: int) -> Job:
+    """The same with a unit of half the cost: a column of the bundles."""
+    bundles = job.bundles.copy()
+    bundles[:, column] //= 2
+    return replace(job, bundles=bundles)

@@ -11,6 +11,7 @@ from flashsim.model.schedules import SCHEDULES
 NEEDS: dict[str, frozenset[str]] = {
     "fa3": frozenset({"sm_90"}),  # wgmma
     "fa4": frozenset({"sm_100", "sm_103"}),  # tcgen05
+    "gluon": frozenset({"sm_100", "sm_103"}),
 }
 
 

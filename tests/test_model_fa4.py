@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from flashsim.model.attention import Attention
 from flashsim.model.gpu import GPU, load_gpu
 from flashsim.model.instructions import INSTRUCTIONS, Path, umma
 from flashsim.model.meaning_tmem import emulated_columns
-from flashsim.model.profiles import kernel_profile
+from flashsim.model.profiles import _file, kernel_profile
 from flashsim.model.program import Program
 from flashsim.model.reference import forward
 from flashsim.model.schedules import get_schedule
@@ -22,6 +23,7 @@ from flashsim.sim.engine import RESULT, SMEM, TICKS_PER_CYCLE, bundle_table, pro
 from flashsim.sim.predict import ENGINES, simulate
 
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
+DIMS = ((64, 64), (96, 96), (128, 128), (64, 128), (192, 128))
 
 
 def problem(seqlen_q: int = 4096, seqlen_kv: int | None = None, **fields: Any) -> Attention:
@@ -97,17 +99,19 @@ def test_a_commit_arrives_when_the_product_was_measured_to(pair: bool, latency: 
     assert waited == latency + gpu.tcgen05.batch_cycles
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize("q_stages", [1, 2])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("gpu", BLACKWELL)
-def test_tiles_fit(gpu: str, causal: bool, q_stages: int, head_dim: int) -> None:
+def test_tiles_fit(gpu: str, causal: bool, q_stages: int, dims: tuple[int, int], dtype: str) -> None:
     """512 TMEM columns, a CTA's SMEM, and the registers of 16 warps that traded them."""
-    program = lowered(gpu, problem(causal=causal, head_dim=head_dim), q_stages=q_stages)
+    attention = problem(causal=causal, head_dim=dims[0], head_dim_v=dims[1], dtype=dtype)
+    program = lowered(gpu, attention, q_stages=q_stages)
     chip = load_gpu(gpu)
     assert chip.tmem is not None
     tiles = [b for b in program.buffers if b.space == "tmem" and "." not in b.name]
-    assert program.tmem_columns == sum(b.cols for b in tiles) == q_stages * (128 + head_dim) <= chip.tmem.columns
+    assert program.tmem_columns == sum(b.cols for b in tiles) == q_stages * (128 + dims[1]) <= chip.tmem.columns
     assert all(b.rows == 128 for b in tiles)
     assert occupancy(chip, program).ctas_per_sm == 1
     assert program.warps + program.idle_warps == 16
@@ -147,8 +151,19 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("h100", {}, {}, "fa4 keeps S and O in TMEM; h100 has none: choose fa3, or gpu b200"),
     ("a100-80gb", {}, {}, "fa4 keeps S and O in TMEM; a100-80gb has none: choose fa2, or gpu b200"),
     ("b200", {}, {"pass_": "bwd"}, "fa4 has a forward schedule only, got pass 'bwd': choose --pass fwd"),
-    ("b200", {}, {"dtype": "fp8"}, "fa4 runs bf16 or fp16, got dtype 'fp8': change dtype"),
-    ("b200", {}, {"head_dim": 192}, "fa4 has no tile for head_dim 192; the largest is 128: reduce head_dim"),
+    ("b200", {}, {"dtype": "fp32"}, "fa4 runs bf16, fp16 or fp8, got dtype 'fp32': change dtype"),
+    *(
+        (
+            "b200", {}, {"head_dim": d, "head_dim_v": dv},
+            f"fa4 has no tile for head_dim {d} with head_dim_v {dv}; each may be up to 128, or 192 with 128: change head_dim or"
+            " head_dim_v",
+        )
+        for d, dv in ((192, 192), (160, 128), (128, 192), (256, 256), (64, 512))
+    ),
+    (
+        "b200", {"rescale_threshold": 1.0}, {"dtype": "fp8"},
+        "fa4 has rescale_threshold=1; it must lie between 0 and 0.8: change rescale_threshold",
+    ),
     ("b200", {"block_kv": 256}, {}, "fa4 has block_kv=256; it must be 32, 64, 96 or 128 (a thread holds a row): change block_kv"),
     ("b200", {"q_stages": 3}, {}, "fa4 has q_stages=3; it must be 1 or 2 (two S and two O fill TMEM): change q_stages"),
     (
@@ -195,7 +210,11 @@ def test_packed_arithmetic_and_tensor_memory_need_blackwell() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "fields", "emulated"),
-    [("b200", {}, 24), ("b200", {"causal": True}, 16), ("b200", {"head_dim": 64}, 16), ("b300", {}, 0)],
+    [
+        ("b200", {}, 24), ("b200", {"causal": True}, 16), ("b200", {"head_dim": 64}, 16), ("b300", {}, 0),
+        ("b200", {"dtype": "fp8"}, 24), ("b200", {"dtype": "fp8", "causal": True}, 32), ("b300", {"dtype": "fp8"}, 0),
+        ("b200", {"head_dim": 192, "head_dim_v": 128, "causal": True}, 8),
+    ],
 )
 def test_released_share_of_emulated_exponentials(gpu: str, fields: dict[str, Any], emulated: int) -> None:
     """Of every 10 (pairs at head_dim 128) or 16 values of two quarters the last four; none where the MUFU is fast."""
@@ -223,10 +242,11 @@ def test_a_binarys_counts_follow_the_emulated_share(emulation: float | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("threshold", "rate", "rescales"), [(8.0, None, 0), (0.0, None, 31), (8.0, 0.1, 3), (8.0, 1.0, 31), (2.0, None, 6)]
+    ("threshold", "rate", "rescales"),
+    [(8.0, None, 0), (0.0, None, 26), (8.0, 0.1, 3), (8.0, 1.0, 31), (2.0, None, 7), (0.0, 0.0, 0)],
 )
 def test_rescales_that_the_timing_run_takes(threshold: float, rate: float | None, rescales: int) -> None:
-    """32 blocks: 31 of them may rescale. Normal scores never pass threshold 8, and pass 0 in most blocks."""
+    """32 blocks: 31 of them may rescale. Normal scores never pass threshold 8, and pass 0 in 26.25 on average."""
     program = lowered(counts="ideal", rescale_threshold=threshold, rescale_rate=rate)
     per_rescale = 128 // 16 * 4 * 2
     loads = program.instruction_counts(0)["ldtm_x16"] // per_rescale - 1  # one more at the end, to store O
@@ -235,11 +255,78 @@ def test_rescales_that_the_timing_run_takes(threshold: float, rate: float | None
 
 def test_profiles_agree_with_the_ideal_products() -> None:
     """What the binaries issue to the tensor cores per block is what the tile asks for: (Q K^T and P V) of two tiles."""
-    for arch, d, causal, pair in (("sm_100", 128, False, True), ("sm_100", 128, True, False), ("sm_103", 128, False, True)):
-        profile = kernel_profile("fa4", architecture=arch, head_dim=d, causal=causal, pair=pair)
-        assert profile is not None
-        assert sum(phase["tensor"] for phase in profile["mma"]) == 2 * (d // 16 + 128 // 16)
-        assert sum(phase["xu"] for phase in profile["full"]) == 128 - profile["emulated"] + 1
+    checked = 0
+    for arch, d, causal, pair, dtype in product(("sm_100", "sm_103"), (64, 96, 128, 192), *2 * [(False, True)], ("bf16", "fp8")):
+        profile = kernel_profile("fa4", architecture=arch, head_dim=d, causal=causal, pair=pair, dtype=dtype)
+        if profile is not None:
+            step = 16 if dtype == "bf16" else 32
+            assert sum(phase["tensor"] for phase in profile["mma"]) == 2 * (d // step + 128 // step)
+            assert sum(phase["xu"] for phase in profile["full"]) == 128 - profile["emulated"] + 1
+            checked += 1
+    assert checked == len(_file("fa4")["loop"]) >= 19
+
+
+@pytest.mark.parametrize(("dims", "dtype"), [((192, 128), "bf16"), ((96, 96), "bf16"), ((64, 64), "bf16"), ((128, 128), "fp8")])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("gpu", ["b200", "b300"])
+def test_shapes_are_predicted_from_their_binaries(gpu: str, causal: bool, dims: tuple[int, int], dtype: str) -> None:
+    program = lowered(gpu, problem(causal=causal, head_dim=dims[0], head_dim_v=dims[1], dtype=dtype))
+    assert program.profile.startswith("sass: flash-attn-4")
+
+
+# --- DeepSeek's shape and FP8 ---
+
+
+DEEPSEEK = {"head_dim": 192, "head_dim_v": 128}
+
+
+def test_deepseeks_pair_emulates_from_the_first_quarter_on() -> None:
+    exps = [s.attrs for s in lowered(attention=problem(**DEEPSEEK)).statements if s.kind == "lane_exp2"]
+    assert {(a["emulated"], a["emulated_from"]) for a in exps} == {(24, 0.0)}
+    chosen = emulated_columns(128, 24, 0.0)
+    assert chosen.sum() == 24
+    assert chosen[:32].any()
+    assert not chosen[96:].any()
+
+
+@pytest.mark.parametrize(("causal", "stages", "smem"), [(True, 3, 224 * 1024), (False, 5, 96 * 1024 + 5 * 24 * 1024)])
+def test_deepseeks_stages_and_o_in_qs_place(causal: bool, stages: int, smem: int) -> None:
+    """Q 96 KB, in whose place O leaves; of three stages a K (48 KB), a V (32 KB) and a K, or five of half a K."""
+    program = lowered(attention=problem(causal=causal, **DEEPSEEK))
+    assert {b.stages for b in program.barriers if b.name.startswith("kv_")} == {stages}
+    statistics = 2 * 2 * 128 * 4
+    assert program.smem_bytes == smem + statistics
+    assert {"Qs0.O", "Qs1.O"} <= {b.name for b in program.buffers}
+
+
+def test_a_k_that_comes_back_to_the_first_stage_waits_for_the_next_one() -> None:
+    """With uneven stages it reaches into the place of the K two loads before; every third block."""
+    program = lowered(attention=problem(2048, causal=True, **DEEPSEEK))
+    load = next(i for i, role in enumerate(program.roles) if role.name == "load")
+    for tile, blocks in ((0, 16), (len(program.tiles) - 1, 2)):  # the longest, and the shortest
+        names = [(s.kind, s.attrs.get("ring"), s.reads) for s, _, _ in program.walk(tile, load)]
+        early = [
+            sum(reads == ("K",) for _, _, reads in names[:i])
+            for i, (kind, ring, _) in enumerate(names)
+            if kind == "mbarrier_wait" and ring == "v" and names[i + 1][:2] == ("mbarrier_wait", "k")
+        ]
+        assert early == list(range(3, blocks, 3))
+
+
+def test_8_bit_operands_halve_the_products_and_ps_place() -> None:
+    """Twice the rate: half the k-steps. P has a quarter of S's bytes and leaves in stores of eight columns."""
+    wide, narrow = (lowered(attention=problem(dtype=dtype), counts="ideal") for dtype in ("bf16", "fp8"))
+    steps = [
+        sum(n for name, n in p.instruction_counts(0).items() if INSTRUCTIONS[name].path == Path.TCGEN05) for p in (wide, narrow)
+    ]
+    assert steps[0] == 2 * steps[1]
+    buffers = {b.name: b for b in narrow.buffers}
+    assert buffers["S0"].size_bytes == 4 * buffers["S0.P"].size_bytes
+    counts = narrow.instruction_counts(0)
+    stores = 8 * 32 * 4  # softmax warps, blocks, quarters
+    assert (counts["sttm_x8"], counts["f2fp8"]) == (stores, 8 * 32 * 64)
+    assert {s.attrs["threshold_log2"] for s in narrow.statements if s.kind == "lane_max"} == {0.0}
+    assert narrow.tensor("O").bytes_per_element == 2
 
 
 # --- numbers and time ---
@@ -249,11 +336,13 @@ def test_profiles_agree_with_the_ideal_products() -> None:
 @pytest.mark.parametrize(
     "switches", [{}, {"cta_pair": False}, {"q_stages": 1}, {"rescale_threshold": 0.0}, {"exp2_emulation": 0.25, "kv_stages": 2}]
 )
-def test_numbers_are_attention(switches: dict[str, Any], causal: bool) -> None:
+@pytest.mark.parametrize("head_dim", [128, 192])
+def test_numbers_are_attention(switches: dict[str, Any], causal: bool, head_dim: int) -> None:
     """Ragged lengths, grouped heads, large scores (O is rescaled), roles in any order."""
-    attention = problem(300, 420, heads_kv=1, causal=causal)
+    attention = problem(300, 620, heads_kv=1, causal=causal, head_dim=head_dim, head_dim_v=128)
     rng = np.random.default_rng(1)
-    q, k, v = (rng.standard_normal((1, h, n, 128)).astype(np.float32) for h, n in ((2, 300), (1, 420), (1, 420)))
+    shapes = ((2, 300, head_dim), (1, 620, head_dim), (1, 620, 128))
+    q, k, v = (rng.standard_normal((1, *shape)).astype(np.float32) for shape in shapes)
     want_o, want_lse = forward(4 * q, k, v, causal=causal)[:2]
     schedule = get_schedule("fa4", **switches)
     for seed in (None, 7):
@@ -262,9 +351,16 @@ def test_numbers_are_attention(switches: dict[str, Any], causal: bool) -> None:
         np.testing.assert_allclose(out["LSE"], want_lse, atol=1e-3)
 
 
-@pytest.mark.parametrize("switches", [{}, {"cta_pair": False, "rescale_rate": 0.5}, {"q_stages": 1}])
-def test_engines_agree(switches: dict[str, Any]) -> None:
-    result = simulate(get_schedule("fa4", **switches), load_gpu("b200"), problem(512, heads_q=4, heads_kv=4))
+@pytest.mark.parametrize(
+    ("switches", "fields"),
+    [
+        ({}, {}), ({"cta_pair": False, "rescale_rate": 0.5}, {}), ({"q_stages": 1}, {}), ({}, {"dtype": "fp8", "causal": True}),
+        ({}, DEEPSEEK), ({}, DEEPSEEK | {"causal": True}), ({"cta_pair": False}, DEEPSEEK),
+    ],
+)  # fmt: skip
+def test_engines_agree(switches: dict[str, Any], fields: dict[str, Any]) -> None:
+    attention = problem(512, heads_q=4, heads_kv=4, **fields)
+    result = simulate(get_schedule("fa4", **switches), load_gpu("b200"), attention)
     (launch,) = result.launches
     assert launch.run.differences(ENGINES["simpy"](launch.job)) == []
 

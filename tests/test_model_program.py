@@ -15,8 +15,8 @@ from machines import PAIRS, REFUSED_PAIRS, chip_for
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import GPUS, load_gpu
-from flashsim.model.instructions import COUNTERS, INSTRUCTIONS
-from flashsim.model.program import CODE_COLUMNS, Index, Opcode, Program, Statement, Tensor, Tiles, counters
+from flashsim.model.instructions import COUNTERS, INSTRUCTIONS, counters
+from flashsim.model.program import CODE_COLUMNS, Index, Opcode, Program, Statement, Tensor, Tiles
 from flashsim.model.schedule import Builder
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.chip import bundle_counts

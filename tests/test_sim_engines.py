@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_jobs import H200, QUARTERS, TENSOR, both, job_of
+from engine_jobs import H200, QUARTERS, TENSOR, both, halved, job_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +32,7 @@ from flashsim.sim.engine import (
     SMEM,
     STALLS,
     TICKS_PER_CYCLE,
-    Job,
+    TMEM,
     bundle_table,
 )
 from flashsim.sim.predict import ENGINES
@@ -211,19 +211,22 @@ def test_persistent_ctas_share_the_queue(sms: int, slots: int, dtype: str, causa
 #: tokens, at four times the HBM bandwidth, runs up to 12 % faster when nothing but the second CTA's start moves. With one CTA
 #: there is no phase.
 PHASES = 1.05
+#: Two softmax warpgroups of a CTA, each with a Q tile of its own and no order between them, are two such chains. What keeps them
+#: apart is the queue for tensor memory: the second one's scores come after the first one's. With loads of half the cost they
+#: divide vector units and MUFU between them from sooner on, the first one's P comes later and so does all that follows from it.
+#: In Gluon's tiles of two blocks of 128 keys that loses 2.4 % (measured), in tiles of sixteen nothing.
+ORDER_LOST = {("gluon", FIRST_PIPE + TMEM): 1.03}
 
 
 @pytest.mark.parametrize("column", [PORT, *range(FIRST_PIPE, FIRST_PIPE + len(PIPES)), SMEM])
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_a_faster_unit_never_slows(name: str, column: int) -> None:
-    """Halving a unit's cost may reorder the events of two CTAs (PHASES) or of two warpgroups (half a percent), no more."""
+    """Halving a unit's cost may reorder the events of two CTAs (PHASES) or of two warpgroups (half a percent, or ORDER_LOST)."""
     gpu = FIRST_GPU[name]
     for program in programs(name, gpu):
-        for slots, tolerance in ((1, 1.005), (2, PHASES)):
+        for slots, tolerance in ((1, ORDER_LOST.get((name, column), 1.005)), (2, PHASES)):
             job = job_of(program, gpu, slots=slots)
-            bundles = job.bundles.copy()
-            bundles[:, column] //= 2
-            assert fast_engine.run(replace(job, bundles=bundles)).ticks <= tolerance * fast_engine.run(job).ticks
+            assert fast_engine.run(halved(job, column)).ticks <= tolerance * fast_engine.run(job).ticks
 
 
 @pytest.mark.parametrize("rate", [L2_RATE, HBM_RATE])

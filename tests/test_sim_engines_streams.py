@@ -47,8 +47,8 @@ PRICED = sorted(
 
 def occupied(name: str) -> float:
     """Cycles for which one instruction keeps its pipe or the port, whichever is longer."""
-    cost = INSTRUCTIONS[name].cost
-    return max(getattr(H200.pipe, cost), getattr(H200.port, cost))
+    each = INSTRUCTIONS[name]
+    return max(each.passes * getattr(H200.pipe, each.cost), getattr(H200.port, each.cost))
 
 
 @pytest.mark.parametrize("name", PRICED)

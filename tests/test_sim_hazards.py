@@ -101,8 +101,10 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
         "warp_specialize": [False, True],
     },
     "fa4": {"block_kv": [64, 128], "q_stages": [None, 1, 2], "kv_stages": [None, 2, 3], "cta_pair": [None, False, True]},
+    "gluon": {"kv_stages": [None, 2], "cta_pair": [None, True]},
 }  # fmt: skip
-HOMES = {"fa3": ("h100", "h100-pcie", "h200"), "fa4": ("b200", "gb200", "b300", "gb300")}
+BLACKWELL = ("b200", "gb200", "b300", "gb300")
+HOMES = {"fa3": ("h100", "h100-pcie", "h200"), "fa4": BLACKWELL, "gluon": BLACKWELL}
 CHUNKS, PER_CHUNK = 8, 65
 
 
@@ -119,8 +121,10 @@ def test_shipped_schedules_are_clean_whatever_the_shape_and_switches(chunk: int)
         attention = Attention(
             batch=rng.choice([1, 2]), heads_q=heads, heads_kv=rng.choice([1, heads]), seqlen_q=rng.randint(1, 500),
             seqlen_kv=rng.randint(1, 600), head_dim=rng.choice([16, 32, 64, 80, 96, 128, 192, 256]), causal=rng.random() < 0.5,
-            dtype=rng.choice(["bf16", "fp16", "fp8"] if name == "fa3" else ["bf16", "fp16"]),
+            dtype=rng.choice(["bf16", "fp16", "fp8"] if name in HOMES else ["bf16", "fp16"]),
         )  # fmt: skip
+        if name == "fa4" and attention.head_dim == 192:
+            attention = replace(attention, head_dim_v=128)
         try:
             programs = get_schedule(name, **fields).lower(gpu, attention)
             for program in programs:

@@ -58,9 +58,10 @@ def turns(k: int, v: int, q: int = 0) -> Spare:
 O_RING = one_stage(consumer0={"o": 1}, consumer1={"o": 1})
 
 
-def fa4(*tiles: int, blocks: int) -> Spare:
-    """``blocks``: kinds of K/V blocks that a softmax warpgroup has code for."""
-    correction = {f"{ring}{w}": 3 for ring in ("p", "stats_done") for w in tiles}
+def fa4(*tiles: int, blocks: int, corrected: int = 4) -> Spare:
+    """``blocks``: kinds of K/V blocks that a softmax warpgroup has code for; ``corrected``: the same of the correction warps and
+    of a tile's ends."""
+    correction = {f"{ring}{w}": corrected for ring in ("p", "stats_done") for w in tiles}
     products = {f"{ring}{w}": n for ring, n in (("s", 2), ("o", 1)) for w in tiles}
     return one_stage(**{f"softmax{w}": {f"p{w}": blocks} for w in tiles}, correction=correction, mma=products)
 
@@ -88,6 +89,9 @@ class Case:
 
 
 SMALL = {"block_kv": 64}
+#: Two stages, and blocks that rescale O as well as blocks that do not.
+FA4_RING = {"kv_stages": 2, "rescale_rate": 0.5}
+DEEPSEEK = {"head_dim": 192, "head_dim_v": 128}
 IN_CTAS = {**O_RING, **turns(1, 1)}
 CASES: dict[str, Case] = {
     "fa3": Case(schedule="fa3", spare={**O_RING, **turns(2, 2)}),
@@ -137,24 +141,47 @@ CASES: dict[str, Case] = {
         },
     ),
     "fa4 in pairs": Case(
-        schedule="fa4", gpu="b200", fields={"kv_stages": 2}, shape={"seqlen_q": 512, "seqlen_kv": 500}, spare=fa4(0, 1, blocks=2)
+        schedule="fa4", gpu="b200", fields=FA4_RING, shape={"seqlen_q": 512, "seqlen_kv": 500}, spare=fa4(0, 1, blocks=2)
     ),
     "fa4 in pairs of one Q tile": Case(
-        schedule="fa4", gpu="b200", fields={"kv_stages": 2, "q_stages": 1}, shape={"seqlen_q": 256, "seqlen_kv": 500},
+        schedule="fa4", gpu="b200", fields={**FA4_RING, "q_stages": 1}, shape={"seqlen_q": 256, "seqlen_kv": 500},
         spare=fa4(0, blocks=2),
     ),
     "fa4 without pairs": Case(
-        schedule="fa4", gpu="b200", fields={"kv_stages": 2, "cta_pair": False}, shape={"seqlen_q": 256, "seqlen_kv": 500},
+        schedule="fa4", gpu="b200", fields={**FA4_RING, "cta_pair": False}, shape={"seqlen_q": 256, "seqlen_kv": 500},
+        spare=fa4(0, 1, blocks=2),
+    ),
+    "fa4 with O in Q's place": Case(
+        schedule="fa4", gpu="b200", fields={**FA4_RING, "cta_pair": False}, shape={"seqlen_q": 512, "seqlen_kv": 500, **DEEPSEEK},
+        spare=fa4(0, 1, blocks=2) | one_stage(epilogue={"o_stored": 1}),
+    ),
+    "fa4 in pairs with O in Q's place": Case(
+        schedule="fa4", gpu="b200", fields=FA4_RING, shape={"seqlen_q": 512, "seqlen_kv": 500, **DEEPSEEK},
+        spare=fa4(0, 1, blocks=2) | one_stage(epilogue={"o_stored": 1}),
+    ),
+    "fa4 in pairs in 8 bits": Case(
+        schedule="fa4", gpu="b200", fields=FA4_RING, shape={"seqlen_q": 512, "seqlen_kv": 500, "dtype": "fp8"},
         spare=fa4(0, 1, blocks=2),
     ),
     "fa4 with a mask": Case(
-        schedule="fa4", gpu="b200", fields={"kv_stages": 2}, shape={"causal": True, "seqlen_q": 512, "seqlen_kv": 700},
+        schedule="fa4", gpu="b200", fields=FA4_RING, shape={"causal": True, "seqlen_q": 512, "seqlen_kv": 700},
         spare=fa4(0, 1, blocks=3), carried=True,
+    ),
+    "gluon": Case(
+        schedule="gluon", gpu="b200", fields={"kv_stages": 2}, shape={"causal": True, "seqlen_q": 512, "seqlen_kv": 700},
+        spare=fa4(0, 1, blocks=3, corrected=3),
+    ),
+    "gluon in pairs": Case(
+        schedule="gluon", gpu="b200", fields={"kv_stages": 2, "cta_pair": True}, shape={"seqlen_q": 512, "seqlen_kv": 500},
+        spare=fa4(0, 1, blocks=2, corrected=3),
     ),
 }  # fmt: skip
 
 #: Those that take most of the time and repeat what others show.
-LONG = ("fa3 in a cluster in 8 bits", "fa3 in a cluster with wide heads", "fa4 in pairs", "fa4 without pairs")
+LONG = (
+    "fa3 in a cluster in 8 bits", "fa3 in a cluster with wide heads", "fa4 in pairs", "fa4 without pairs",
+    "fa4 in pairs in 8 bits", "fa4 in pairs with O in Q's place", "gluon in pairs",
+)  # fmt: skip
 
 
 def text(program: Program, number: int) -> tuple[str, str]:

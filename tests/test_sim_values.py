@@ -57,15 +57,22 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
         "cluster": [None, 1, 2],
         "counts": ["binary", "ideal"],
     },
+    "fa4": {
+        "block_kv": [128, 32, 96],
+        "q_stages": [None, 1, 2],
+        "cta_pair": [None, False],
+        "exp2_emulation": [None, 0.0, 0.5],
+        "counts": ["binary", "ideal"],
+    },
     "triton": {"block_kv": [None, 32, 64], "num_warps": [None, 4], "num_stages": [None, 2, 4], "counts": ["typical", "ideal"]},
 }
 WIDE = {"fa3": [192, 256]}  # head dimensions for which every choice of fields has a tile
-LARGEST_HEAD_DIM = {"fa1": 128, "fa2": 256, "fa3": 256, "triton": 128}
-DTYPES = {"fa3": ("bf16", "fp16", "fp8")}  # bf16 and fp16 otherwise
+LARGEST_HEAD_DIM = {"fa1": 128, "fa2": 256, "fa3": 256, "triton": 128, "gluon": 128}
+DTYPES = dict.fromkeys(("fa3", "fa4", "gluon"), ("bf16", "fp16", "fp8"))  # bf16 and fp16 otherwise
 FP8_SCHEDULES = [name for name in ALL_SCHEDULES if "fp8" in DTYPES.get(name, ())]
 
 
-NEEDS = {"fa3": "wgmma", "fa4": "tcgen05"}
+NEEDS = {"fa3": "wgmma", "fa4": "tcgen05", "gluon": "tcgen05"}
 
 
 def gpus_of(name: str) -> list[str]:

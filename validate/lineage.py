@@ -44,6 +44,8 @@ _LONG = Attention(batch=1, heads_q=16, seqlen_q=16384, head_dim=128)
 _WIDE = Attention(batch=1, heads_q=8, seqlen_q=16384, head_dim=256, dtype="fp16")
 _H200 = Attention(batch=4, heads_q=16, seqlen_q=4096, head_dim=128)
 _B200 = Attention(batch=1, heads_q=16, seqlen_q=32768, head_dim=128)
+_NARROW = Attention(batch=2, heads_q=32, seqlen_q=8192, head_dim=64)
+_NOT_EMULATED = (("exp2_emulation", 0.0),)
 _PACKAGE = (("build", "flash-attn"),)
 _NOT_PERSISTENT = (("persistent", False),)
 
@@ -120,13 +122,30 @@ ENTRIES = (
         source="FA4 paper, figure 4; taken as FA4 without what FA4 added", switches=(("version", "9.13"),),
     ),
     Entry(
+        generation="Gluon, B200", schedule="gluon", gpu="b200", attention=_B200, published=1250.0, clock=1850.0,
+        source="FA4 paper, figure 4; its binary was not read",
+    ),
+    Entry(
         generation="FA4, B200", schedule="fa4", gpu="b200", attention=_B200, published=1613.0, clock=1850.0,
         source="FA4 paper, figure 4",
-        over=(("FA2, B200", None), ("Triton, B200", None), ("cuDNN 9.13, B200", None)),
+        over=(("FA2, B200", None), ("Triton, B200", None), ("cuDNN 9.13, B200", None), ("Gluon, B200", None)),
     ),
     Entry(
         generation="FA4 causal, B200", schedule="fa4", gpu="b200", attention=replace(_B200, causal=True), published=1576.0,
         clock=1850.0, source="FA4 paper, figure 5",
+    ),
+    Entry(
+        generation="FA4 D192/128 causal, B200", schedule="fa4", gpu="b200", published=1654.0, clock=1850.0,
+        attention=replace(_B200, head_dim=192, causal=True), source="FA4 paper, figure 5 (DeepSeek's head dimensions)",
+    ),
+    Entry(
+        generation="FA4 D64, B200", schedule="fa4", gpu="b200", attention=_NARROW, published=888.56, clock=1850.0,
+        source="flash-attention, pull request 2109; its clock is not told", switches=_NOT_EMULATED,
+    ),
+    Entry(
+        generation="FA4 FP8 D64, B200", schedule="fa4", gpu="b200", attention=replace(_NARROW, dtype="fp8"), published=903.13,
+        clock=1850.0, source="flash-attention, pull request 2109; its clock is not told", switches=_NOT_EMULATED,
+        over=(("FA4 D64, B200", None),),
     ),
 )  # fmt: skip
 

@@ -11,11 +11,13 @@ from .fa1 import FA1
 from .fa2 import FA2
 from .fa3 import FA3
 from .fa4 import FA4
+from .gluon import Gluon
 from .standard import Standard
 from .triton import Triton
 
 SCHEDULES: dict[str, type[Any]] = {
     "standard": Standard, "fa1": FA1, "fa2": FA2, "fa3": FA3, "fa4": FA4, "triton": Triton, "cudnn": CuDNN,
+    "gluon": Gluon,
 }  # fmt: skip
 
 

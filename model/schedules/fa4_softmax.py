@@ -72,12 +72,14 @@ class Softmax:
             self._exponentials(0.0 if kind == "first" else told, most)
             self._sum(0.0, summed[0])
             self._store(0.0, FIRST_PARTS / PARTS)
-            b.op("mbarrier_arrive", barrier=f"p_full{w}", ring=f"p{w}", **both(self.t))
+            if self.t.p_in_parts:
+                b.op("mbarrier_arrive", barrier=f"p_full{w}", ring=f"p{w}", **both(self.t))
         with self._phase("exp_last"):
             self._exponentials(most, 1.0)
             self._sum(summed[0], summed[1])
             self._store(FIRST_PARTS / PARTS, 1.0)
-            b.op("mbarrier_arrive", barrier=f"p_full_last{w}", ring=f"p{w}", **both(self.t))
+            last = f"p_full_last{w}" if self.t.p_in_parts else f"p_full{w}"
+            b.op("mbarrier_arrive", barrier=last, ring=f"p{w}", **both(self.t))
             b.op("advance", ring=f"p{w}")
         with self._phase("stats_wait"):
             b.op("advance", ring=f"stats{w}")
@@ -99,7 +101,10 @@ class Softmax:
     def _exponentials(self, first: float, last: float) -> None:
         w = self.w
         share = (first, last)
-        self.b.op("lane_exp2", writes=f"scores{w}", reads=(f"scores{w}", f"m{w}"), emulated=self.t.emulated, share=share)
+        self.b.op("lane_exp2", writes=f"scores{w}", reads=(f"scores{w}", f"m{w}"), share=share, **self._emulation())
+
+    def _emulation(self) -> dict[str, Any]:
+        return {"emulated": self.t.emulated, "emulated_from": self.t.emulated_from}
 
     def _store(self, first: float, last: float) -> None:
         w = self.w
@@ -119,14 +124,14 @@ class Softmax:
         if self.profile is None:
             return TOLD, FIRST_PARTS / PARTS, (0.0, 0.0)
         phases = {str(p["name"]): {c: n for c, n in p.items() if c not in ("name", "tensor")} for p in self.profile[kind]}
-        compiled = int(self.profile["emulated"])
+        compiled = (int(self.profile["emulated"]), float(self.profile.get("emulated_from", 0.25)))
         told = self._share(phases["exp_first"]["xu"] - 1, compiled) if "exp_first" in phases else 0.0
         main = phases["exp_main"]["xu"] + (phases["exp_first"]["xu"] - 1 if "exp_first" in phases else 0)
         most = self._share(main, compiled)
         if "exp_first" not in phases and kind != "first":
             raise ValueError(f"fa4's profile has no phase exp_first in its {kind} block; add it to fa4.toml")
         pairs = self.t.block_kv // 2
-        early = phases["exp_main"]["fma"] - pairs - 4 * compiled if kind == "first" else 0
+        early = phases["exp_main"]["fma"] - pairs - 4 * compiled[0] if kind == "first" else 0
         summed = min(1.0, max(0.0, early / pairs))
         after = min(1.0, summed + phases["exp_last"]["fma"] / pairs) if kind == "first" else summed
         for name, first, last in (("exp_first", 0.0, told), ("exp_main", told, most), ("exp_last", most, 1.0)):
@@ -135,16 +140,17 @@ class Softmax:
         self.phases = phases
         return told, most, (summed, after)
 
-    def _share(self, exponentials: float, emulated: int) -> float:
+    def _share(self, exponentials: float, emulated: tuple[int, float]) -> float:
         """After which share of the row the MUFU has done this many exponentials."""
         cols = self.t.block_kv
-        done = (n / cols for n in range(cols + 1) if n - emulated_until(n / cols, emulated) >= exponentials)
+        done = (n / cols for n in range(cols + 1) if n - emulated_until(n / cols, *emulated) >= exponentials)
         return next(done, 1.0)
 
-    def _emulate(self, phase: dict[str, float], first: float, last: float, compiled: int) -> None:
-        """Change a phase's counts from the ``compiled`` number of emulated exponentials to this tile's."""
-        own = emulated_until(last, self.t.emulated) - emulated_until(first, self.t.emulated)
-        more = own - (emulated_until(last, compiled) - emulated_until(first, compiled))
+    def _emulate(self, phase: dict[str, float], first: float, last: float, compiled: tuple[int, float]) -> None:
+        """Change a phase's counts from the ``compiled`` emulated exponentials (how many, from where) to this tile's."""
+        tile = (self.t.emulated, self.t.emulated_from)
+        own = emulated_until(last, *tile) - emulated_until(first, *tile)
+        more = own - (emulated_until(last, *compiled) - emulated_until(first, *compiled))
         phase["xu"] -= more
         phase["alu"] += more // 2 * EMULATED_PAIR["fmnmx"]
         phase["fma"] += more // 2 * (sum(EMULATED_PAIR.values()) - EMULATED_PAIR["fmnmx"])
