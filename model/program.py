@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -279,10 +280,9 @@ class Program:
     @cached_property
     def barrier_table(self) -> IntArray:
         """Shape (mbarriers, 3): its first instance in the CTA's array of mbarriers, arrivals of a phase, stages."""
-        rows, base = [], 0
-        for barrier in (each for each in self.barriers if each.kind == "mbarrier"):
-            rows.append((base, barrier.count, barrier.stages))
-            base += barrier.stages
+        mbarriers = [each for each in self.barriers if each.kind == "mbarrier"]
+        bases = accumulate((0, *(each.stages for each in mbarriers)))
+        rows = [(base, each.count, each.stages) for base, each in zip(bases, mbarriers, strict=False)]
         return np.array(rows or np.zeros((0, 3)), dtype=np.int64).reshape(-1, 3)
 
     @cached_property
@@ -352,7 +352,6 @@ class Program:
 
     def __str__(self) -> str:
         from .listing import render
-
         return render(self)
 
 

@@ -158,8 +158,10 @@ def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
 EVEN, ALIKE = 0.02, 1.05
 
 
-def chip_notes(program: Program, run: Run, planned: Traffic, found: Traffic, *, slots: int) -> tuple[str, ...]:
-    """Why a run of the whole chip may differ from SM scope, in words: the tail, and what L2 did not hold.
+def chip_notes(
+    program: Program, run: Run, planned: Traffic, found: Traffic, *, slots: int, expected: int
+) -> tuple[str, ...]:
+    """Why a run of the whole chip differs from SM scope, which expected so many ticks, in words: the tail, what L2 did not hold.
 
     ``planned``: the traffic of a replay in which CTAs keep step. ``found``: the run's.
     """
@@ -177,4 +179,7 @@ def chip_notes(program: Program, run: Run, planned: Traffic, found: Traffic, *, 
         notes.append(f"L2 overflow: HBM is read {read / max(1, once):.2f} times as much as the tensors hold")
     if read > ALIKE * expected:
         notes.append(f"drift: out of step, CTAs read {read / max(1, expected):.2f} times as much of HBM as a replay in step")
+    gained = 1 - run.ticks / max(1, expected)
+    if gained > EVEN:
+        notes.append(f"bursts: {100 * gained:.0f} % faster; requests that do not coincide get more of L2 and HBM than an SM's share")
     return tuple(notes) or ("full waves: all SMs end together, and L2 serves what a replay in step expects",)

@@ -159,7 +159,7 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
     slots = int(gpu.sm.count) * fits.ctas_per_sm
     shares = min(len(program.tiles), slots) / min(len(order.queue), fits.ctas_per_sm)
     planned, hbm_rate = traffic, hbm_mix(gpu, traffic)
-    mhz, mark = how.cap, Clock(mhz=how.cap, rule="", watts=0.0)
+    mhz, mark, expected = how.cap, Clock(mhz=how.cap, rule="", watts=0.0), 0
     for scope in ("sm", how.scope):  # memory is in ns, SMs in cycles: the clock moves one against the other, so look twice
         job = make_job(
             program,
@@ -175,6 +175,7 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
             record_limit=how.record_limit,
         )
         run = fast_engine.run(job)
+        expected = run.ticks if scope == "sm" else expected
         if chip is not None and scope == "chip":
             traffic = chip.traffic(run.traffic).with_local(planned)
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
@@ -200,7 +201,7 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
         clock=mark,
         bounds=unit_bounds(table, per_tile.sum(axis=0), gpu, mark.mhz, traffic, hbm_rate),
         interval=initiation_interval(program, table, fits.ctas_per_sm),
-        notes=() if chip is None else chip_notes(program, run, planned, traffic, slots=fits.ctas_per_sm),
+        notes=() if chip is None else chip_notes(program, run, planned, traffic, slots=fits.ctas_per_sm, expected=expected),
     )
 
 

@@ -285,7 +285,7 @@ class Residency:
             self._inherit(tensor, np.zeros((len(self.tensors), 4), np.int64))
         return SharedL2(
             tensors=self.tensors_of(program), numbers=np.array([self.number[t.name] for t in program.tensors], np.int64),
-            sizes=self.sizes, tiles=self.tiles, held=int(self.held[0]), capacity=self.capacity,
+            sizes=self.sizes, tiles=self.tiles.copy(), held=int(self.held[0]), capacity=self.capacity,
             writes=writes(program).astype(np.int64),
         )  # fmt: skip
 
