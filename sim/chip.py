@@ -173,13 +173,14 @@ def chip_notes(
     if idle > EVEN:
         waves = tiles / (sms * slots)
         notes.append(f"tail: SMs have ended {100 * idle:.0f} % of the launch early, on average ({tiles} CTAs, {waves:.2f} waves)")
-    read, expected = found.total(HBM_READ), planned.total(HBM_READ)
+    read, in_step = found.total(HBM_READ), planned.total(HBM_READ)
     once = sum(t.size_bytes for t in program.tensors if found.by_tensor[t.name][L2_READ])
     if read > ALIKE * once:
         notes.append(f"L2 overflow: HBM is read {read / max(1, once):.2f} times as much as the tensors hold")
-    if read > ALIKE * expected:
-        notes.append(f"drift: out of step, CTAs read {read / max(1, expected):.2f} times as much of HBM as a replay in step")
+    if read > ALIKE * in_step:
+        notes.append(f"drift: out of step, CTAs read {read / max(1, in_step):.2f} times as much of HBM as a replay in step")
     gained = 1 - run.ticks / max(1, expected)
     if gained > EVEN:
-        notes.append(f"bursts: {100 * gained:.0f} % faster; requests that do not coincide get more of L2 and HBM than an SM's share")
+        share = "requests that do not coincide get more than an SM's share of L2 and HBM"
+        notes.append(f"bursts: {100 * gained:.0f} % faster than SM scope, as {share}")
     return tuple(notes) or ("full waves: all SMs end together, and L2 serves what a replay in step expects",)

@@ -91,7 +91,7 @@ def chip(repeats: int) -> None:
         sm, whole = predicted(seqlen), predicted(seqlen, scope="chip")
         events = sum(x.run.events for x in whole.launches)
         print(f"chip scope: N{seqlen} {seconds:.2f} s, {events / 1e6:.0f} M events", end="; ")
-        print(f"{100 * (whole.cycles / sm.cycles - 1):+.1f} % more cycles than SM scope")
+        print(f"cycles {100 * (whole.cycles / sm.cycles - 1):+.1f} % against SM scope")
         print("  " + "; ".join(whole.notes))
 
 
