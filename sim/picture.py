@@ -38,7 +38,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "row max and sums": ("#E69F00", r"row_|sum|max"),
     "global load": ("#009E73", r"^load|tma_load"),
     "global store": ("#F0E442", r"^store|tma_store|reduce_add|atomic"),
-    "on-chip copy": ("#4433DD", r"smem|fragments|cross_warp|matrix|tmem|transpose"),
+    "on-chip copy": ("#4433DD", r"smem|fragments|cross_warp|matrix|tmem|transpose|^move$|^column$|spill|refill"),
     "convert, mask": ("#56B4E9", r"convert|pack|mask|zero|select"),
     "other": ("#6E6E6E", r""),
     "sync": ("#882255", r"$^"),

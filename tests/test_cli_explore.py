@@ -36,7 +36,9 @@ def test_values_may_follow_one_vary_and_sizes_need_no_option() -> None:
 
 def test_nothing_varied_means_the_usual_tiles() -> None:
     found = answer("--set", "block_kv=64")
-    assert found["vary"] == {"block_q": "32,64,128,256", "warps": "4,8"}
+    assert found["vary"] == {
+        "block_q": "32,64,128,256", "warps": "4,8", "sequence_parallel": "false,true", "deferred_divide": "false,true",
+    }  # fmt: skip
 
 
 def test_a_sweep_in_which_nothing_runs_says_so(tmp_path: Path) -> None:
