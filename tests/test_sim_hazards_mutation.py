@@ -232,7 +232,7 @@ def test_no_ordering_op_goes_unseen(name: str) -> None:
                 survived.setdefault(text(program, number), []).append(number)
     assert {key: len(numbers) for key, numbers in survived.items()} == {key: n for key, (n, _) in case.spare.items()}
     assert dead == case.dead
-    assert caught > 10
+    assert caught > 5  # fa1 has the fewest: seven CTA barriers
     for key, numbers in survived.items():
         reason = case.spare[key][1]
         if reason == NUMBERS:
