@@ -33,6 +33,7 @@ from flashsim.sim.engine import (
     STALLS,
     TICKS_PER_CYCLE,
     TMEM,
+    Job,
     bundle_table,
 )
 from flashsim.sim.predict import ENGINES
