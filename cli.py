@@ -115,7 +115,7 @@ def problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule."),
         click.option("--set-gpu", "gpu_sets", multiple=True, metavar="NUMBER=VALUE", help="For example pipe.ex2=4."),
         click.option("--engine", default="fast", show_default=True, metavar="fast|simpy"),
-        click.option("--scope", type=click.Choice(["sm"]), default="sm", show_default=True, help="One SM's share."),
+        click.option("--scope", type=click.Choice(["sm", "chip"]), default="sm", show_default=True, help="One SM, or all."),
     )
     for option in reversed(options):
         command = option(command)
@@ -327,7 +327,7 @@ def _number(option: str, name: str, raw: str) -> float:
 def _simulate(
     schedule: Schedule, gpu: GPU, attention: Attention, options: dict[str, Any], *, record_limit: int = 0
 ) -> Result:
-    clock: float | str = options["clock"]
+    clock, how = options["clock"], {name: options[name] for name in ("engine", "scope")}
     if clock not in ("boost", "power"):
         try:
             clock = float(clock)
@@ -343,7 +343,7 @@ def _simulate(
         if about:
             click.echo(f"note: {about.sentence}", err=True)
         with _working(what, about.seconds if about else None):
-            return simulate(schedule, gpu, attention, engine=options["engine"], clock=clock, record_limit=record_limit)
+            return simulate(schedule, gpu, attention, clock=clock, record_limit=record_limit, **how)
     except ArithmeticError as error:
         asked = ", ".join([*options["sets"], *options["gpu_sets"]]) or "these sizes"
         raise ValueError(f"{schedule.name} cannot run with {asked} ({error}): change these numbers") from None

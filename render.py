@@ -107,6 +107,7 @@ def prediction(result: Result) -> None:
                     f"[bold]{result.tflops:.1f} TFLOP/s[/bold] (papers' convention), {result.tflops_exact:.1f}"
                     f" (unmasked pairs only); {100 * result.utilization:.1f} % of the 16-bit tensor peak at that clock",
                     f"limiter: [bold]{escape(result.limiter)}[/bold]",
+                    *(escape(note) for note in result.notes),
                 )
             ),
             title=escape(f"{result.schedule} on {result.gpu}: {result.attention.label}"), title_align="left",
@@ -177,7 +178,7 @@ def as_dict(result: Result) -> dict[str, Any]:
         "schedule": result.schedule, "gpu": result.gpu, "attention": attention,
         "cycles": result.cycles, "ms": result.ms, "tflops": result.tflops, "tflops_exact": result.tflops_exact,
         "utilization": result.utilization, "clock_mhz": result.clock_mhz, "clock_rule": result.clock_rule,
-        "limiter": result.limiter, "host_bound": result.host_bound,
+        "limiter": result.limiter, "host_bound": result.host_bound, "scope": result.scope, "notes": list(result.notes),
         "units": dict(result.units), "stalls": dict(result.stalls),
         "bytes": {**result.bytes, **compulsory}, "instructions": dict(result.instructions),
         "counts_from": list(result.counts_from), "occupancy": asdict(longest.occupancy), "bounds": dict(result.bounds),

@@ -238,6 +238,7 @@ class Program:
     profile: str = "ideal"
     rings: tuple[Ring, ...] = ()
     persistent: bool = False  # a warp that ends a tile goes on with the CTA's next one
+    dynamic: bool = False  # and takes the next one of the grid, not one fixed at launch
     strided: bool = False  # a persistent CTA's tiles are every so-manieth from its first, however long they take
     cluster: int = 1  # CTAs that run in step on neighbouring SMs and share loads
     launch_registers: int = 0  # per thread at launch, where roles then trade them (setmaxnreg)

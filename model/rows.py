@@ -29,6 +29,8 @@ class Rows:
         self.code: list[list[int]] = []
         self.asynchronous = False  # whether it holds products that run on after their issue
         self.bundles: list[tuple[tuple[str, int], ...]] = []
+        self.numbers: dict[tuple[tuple[str, int], ...], int] = {}  # of the bundles
+        self.products: list[bool] = []  # whether each bundle has a product
 
     def __len__(self) -> int:
         return len(self.code)
@@ -41,9 +43,11 @@ class Rows:
 
     def bundle(self, counts: Mapping[str, int]) -> int:
         key = tuple((name, n) for name, n in counts.items() if n)
-        if key not in self.bundles:
+        number = self.numbers.setdefault(key, len(self.bundles))
+        if number == len(self.bundles):
             self.bundles.append(key)
-        return self.bundles.index(key)
+            self.products.append(any(INSTRUCTIONS[name].columns for name, _ in key))
+        return number
 
     def ideal(self, start: int) -> dict[str, int]:
         """Instructions by counter in the code from ``start`` on."""
@@ -106,13 +110,15 @@ class Rows:
         self.asynchronous = any(row[OPCODE] == Opcode.ISSUE and self._product(row) for row in self.code)
         edited: Edited = []
         run: list[int] = []
+        board = -1  # that the run sets
         for i, row in enumerate(self.code):
             plain = row[OPCODE] == Opcode.ISSUE and row[BYTES] == 0 and not self._product(row)
-            if run and (not plain or i in targets or _board(self.code, run, row)):
+            if run and (not plain or i in targets or (row[ARG] >= 0 and board >= 0 and row[ARG] != board)):
                 edited.append((run[0], self._mixed([self.code[j] for j in run])))
-                run = []
+                run, board = [], -1
             if plain:
                 run.append(i)
+                board = max(board, row[ARG])
             else:
                 edited.append((i, [row]))
         self.replace(0, edited, len(self.code))
@@ -131,7 +137,7 @@ class Rows:
                 row[JUMP] = moved[row[JUMP]]
 
     def _product(self, row: list[int]) -> bool:
-        return any(INSTRUCTIONS[name].columns for name, _ in self.bundles[row[BUNDLE]])
+        return self.products[row[BUNDLE]]
 
     def _issue(self, counts: Mapping[str, int], times: int, board: int, statement: int) -> list[int]:
         return [int(Opcode.ISSUE), self.bundle(counts), times, board, 0, -1, -1, -1, statement, -1, -1]
@@ -154,9 +160,3 @@ class Rows:
             else:
                 out.append(self._issue(share, 1, board, rows[0][STATEMENT]))
         return out
-
-
-def _board(code: list[list[int]], run: list[int], row: list[int]) -> bool:
-    """Whether ``row`` sets another scoreboard than the run before it."""
-    held = max(code[j][ARG] for j in run)
-    return row[ARG] >= 0 and held >= 0 and row[ARG] != held

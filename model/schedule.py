@@ -11,9 +11,10 @@ A kernel with several roles opens each with ``with b.role(name, warps=..., regis
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from functools import lru_cache
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -37,7 +38,16 @@ class Schedule(Protocol):
 
 
 def lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
-    """What ``schedule`` lowers to. Raises ValueError where it is not at least one Program."""
+    """What ``schedule`` lowers to; the last few are kept. Raises ValueError where it is not at least one Program."""
+    try:
+        return _kept(cast(Hashable, schedule), gpu, attention)
+    except TypeError:
+        if isinstance(schedule, Hashable):
+            raise
+        return _lowered(schedule, gpu, attention)
+
+
+def _lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
     try:
         programs = schedule.lower(gpu, attention)
     except SystemExit:
@@ -45,6 +55,9 @@ def lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program
     if not isinstance(programs, tuple | list) or not programs or not all(isinstance(p, Program) for p in programs):
         raise ValueError(f"{schedule.name} lowers to {programs!r:.60}; lower(gpu, attention) must return a tuple of Programs")
     return tuple(programs)
+
+
+_kept = lru_cache(maxsize=8)(_lowered)
 
 
 def choices(schedule: Schedule, gpu: GPU, attention: Attention) -> dict[str, float]:

@@ -14,9 +14,11 @@ from ..model.instructions import PIPES, Path
 from ..model.program import IntArray, Opcode, Program
 from ..model.rows import BUNDLE, COUNT, JUMP, OPCODE
 from .engine import FIRST_PIPE, GAP, PATH, PORT, RESULT, SMEM, TICKS_PER_CYCLE
-from .residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, Traffic
+from .fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
+from .residency import Traffic
 
 TENSOR = FIRST_PIPE + PIPES.index("tensor")
+ISSUE, LOOP = int(Opcode.ISSUE), int(Opcode.LOOP)
 
 
 def unit_ticks(table: IntArray, issued: Any, subpartitions: int) -> dict[str, float]:
@@ -49,11 +51,10 @@ def initiation_interval(program: Program, table: IntArray, ctas_per_sm: int, sub
     """
     issued = np.zeros(len(program.bundles), np.int64)
     alone = 0.0
+    code = program.code
     for start, end, warps in _loops(program):
-        body = np.zeros_like(issued)
-        for row in program.code[start:end]:
-            if row[OPCODE] == Opcode.ISSUE:
-                body[row[BUNDLE]] += row[COUNT]
+        rows = code[start:end][code[start:end, OPCODE] == ISSUE]
+        body = np.bincount(rows[:, BUNDLE], weights=rows[:, COUNT], minlength=len(issued)).astype(np.int64)
         issued += body * warps
         alone = max(alone, float(body @ table[:, GAP]) / TICKS_PER_CYCLE)
     work = unit_ticks(table, issued, subpartitions)
@@ -64,18 +65,18 @@ def initiation_interval(program: Program, table: IntArray, ctas_per_sm: int, sub
 def _loops(program: Program) -> list[tuple[int, int, int]]:
     """(first row, END row, warps) of each role's steady loop; a role without a loop has none."""
     out = []
-    starts = [role.start for role in program.roles] + [len(program.code)]
+    code = program.code
+    begins = code[:, OPCODE] == LOOP
+    starts = [role.start for role in program.roles] + [len(code)]
     for role, first, last in zip(program.roles, starts, starts[1:], strict=False):
         best = (0, 0, 0)
-        for pc in range(first, last):
-            row = program.code[pc]
-            if row[OPCODE] == Opcode.LOOP:
-                end = int(row[JUMP])
-                inner = program.code[pc + 1 : end]
-                if (inner[:, OPCODE] == Opcode.LOOP).any():
-                    continue
-                size = int(inner[inner[:, OPCODE] == Opcode.ISSUE, COUNT].sum())
-                best = max(best, (size, pc, end))
+        for pc in (first + np.flatnonzero(begins[first:last])).tolist():
+            end = int(code[pc, JUMP])
+            if begins[pc + 1 : end].any():
+                continue
+            inner = code[pc + 1 : end]
+            size = int(inner[inner[:, OPCODE] == ISSUE, COUNT].sum())
+            best = max(best, (size, pc, end))
         if best[0]:
             out.append((best[1] + 1, best[2], role.warps))
     return out

@@ -6,32 +6,32 @@ next CTA goes to the SM where one has ended. SM scope simulates the SM that this
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..model.program import IntArray, Opcode, Program
-from .engine import LOOP_DEPTH, PORT
+from .engine import LOOP_DEPTH, PORT, Run
+from .fast_lru import HBM_READ, L2_READ
 from .fast_parts import control, jit
+from .residency import Traffic
 
 ISSUE, LOOP, END = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END)
 SKIP, EXIT = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT)
 
 
 @jit
-def _count(code: Any, expressions: Any, tile_args: Any, starts: Any, out: Any) -> None:
+def _count(code: Any, expressions: Any, tile_args: Any, starts: Any, warps: Any, out: Any) -> None:
     loops, trips = np.zeros(LOOP_DEPTH, np.int64), np.zeros(LOOP_DEPTH, np.int64)
     for tile in range(tile_args.shape[0]):
         args = tile_args[tile]
-        for start in starts:
-            pc = start
+        for role in range(starts.shape[0]):
+            pc = starts[role]
             while True:
-                row = code[pc]
-                op = row[0]
+                op = code[pc, 0]
                 if op == ISSUE:
-                    out[tile, row[1]] += row[2]
+                    out[tile, code[pc, 1]] += code[pc, 2] * warps[role]
                 elif op in (LOOP, END, SKIP):
                     pc = control(code, pc, expressions, args, loops, trips)
                     continue
@@ -44,13 +44,17 @@ def bundle_counts(program: Program) -> IntArray:
     """Bundles that each tile issues, all warps together; shape (tiles, bundles). Exact: it runs the Program's control flow."""
     args = program.tiles.values.astype(np.int64)
     used = np.unique(program.expression_table[:, 1])
-    steering = np.zeros_like(args)  # tiles that differ only in what no trip count or guard reads run alike
-    steering[:, used[used >= 0]] = args[:, used[used >= 0]]
-    unique, back = np.unique(steering, axis=0, return_inverse=True)
-    starts = np.array([role.start for role in program.roles for _ in range(role.warps)], np.int64)
-    out = np.zeros((len(unique), len(program.bundles)), np.int64)
-    _count(program.code, program.expression_table, unique, starts, out)
-    return np.asarray(out[back.ravel()])
+    steering = args[:, used[used >= 0]]  # tiles that differ only in what no trip count or guard reads run alike
+    order = np.lexsort(steering.T) if steering.size else np.arange(len(args))
+    first = np.ones(len(args), np.bool_)
+    first[1:] = (steering[order[1:]] != steering[order[:-1]]).any(axis=1)
+    back = np.empty(len(args), np.int64)
+    back[order] = np.cumsum(first) - 1
+    starts = np.array([role.start for role in program.roles], np.int64)
+    warps = np.array([role.warps for role in program.roles], np.int64)
+    out = np.zeros((int(first.sum()), len(program.bundles)), np.int64)
+    _count(program.code, program.expression_table, args[order[first]], starts, warps, out)
+    return np.asarray(out[back])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +71,63 @@ class Dispatch:
         return self.queues[self.critical]
 
 
-def tile_work(program: Program, bundles: IntArray) -> IntArray:
-    """Port ticks that each tile needs of one sub-partition: what CTAs on an SM share."""
-    per_tile: IntArray = bundle_counts(program) @ bundles[:, PORT] // 4
-    return np.maximum(per_tile, 1)
+def tile_work(per_tile: IntArray, bundles: IntArray) -> IntArray:
+    """Port ticks that each tile needs of one sub-partition, which is what CTAs on an SM share, from :func:`bundle_counts`."""
+    work: IntArray = per_tile @ bundles[:, PORT] // 4
+    return np.maximum(work, 1)
+
+
+@jit
+def _progress(left: Any, resident: int, rate: Any, passed: float) -> None:
+    for i in range(resident):
+        left[i] -= passed * rate[resident]
+
+
+@jit
+def _list_schedule(work: Any, sms: int, slots: int, rate: Any, sm_of: Any) -> int:
+    """Fill ``sm_of`` with each tile's SM; returns the SM that ends last. ``rate[k]``: of each of k CTAs on an SM."""
+    tiles, left = np.zeros((sms, slots), np.int64), np.zeros((sms, slots))
+    resident, clock, due = np.zeros(sms, np.int64), np.zeros(sms), np.full(sms, np.inf)
+    stamp = np.zeros(sms, np.int64)  # SMs free at one moment take turns in the order in which that was foreseen
+    n = work.shape[0]
+    head = min(n, sms * slots)
+    for tile in range(head):
+        sm = tile % sms
+        sm_of[tile] = sm
+        tiles[sm, resident[sm]], left[sm, resident[sm]] = tile, work[tile]
+        resident[sm] += 1
+    last, critical = 0.0, 0
+    for sm in range(sms):
+        stamp[sm] = 1
+        if resident[sm] > 0:
+            due[sm] = clock[sm] + max(0.0, left[sm, : resident[sm]].min()) / rate[resident[sm]]
+    while True:
+        sm = 0
+        for other in range(1, sms):
+            if due[other] < due[sm] or (due[other] == due[sm] and stamp[other] < stamp[sm]):
+                sm = other
+        now = due[sm]
+        if now == np.inf:
+            return critical
+        k = resident[sm]
+        _progress(left[sm], k, rate, now - clock[sm])
+        clock[sm] = now
+        for i in range(k):
+            if left[sm, i] <= 1e-6 * work[tiles[sm, i]]:  # one at a time: SMs that free a slot at one moment take turns
+                for j in range(i, k - 1):
+                    tiles[sm, j], left[sm, j] = tiles[sm, j + 1], left[sm, j + 1]
+                k -= 1
+                if head < n:
+                    sm_of[head] = sm
+                    tiles[sm, k], left[sm, k] = head, work[head]
+                    head += 1
+                    k += 1
+                break
+        resident[sm] = k
+        if now > last:
+            last, critical = now, sm
+        stamp[sm] += 1
+        due[sm] = now + max(0.0, left[sm, :k].min()) / rate[k] if k > 0 else np.inf
 
 
 def strided(work: IntArray, *, sms: int) -> Dispatch:
@@ -88,49 +145,36 @@ def strided(work: IntArray, *, sms: int) -> Dispatch:
 def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
     """List-schedule tiles in launch order. k CTAs on an SM each run at min(``alone``, 1/k) of the SM's port."""
     n = len(work)
-    queues: list[list[int]] = [[] for _ in range(sms)]
-    active: list[dict[int, float]] = [{} for _ in range(sms)]  # tile -> work left
-    clock, stamp = [0.0] * sms, [0] * sms
-    heap: list[tuple[float, int, int]] = []
+    sm_of = np.zeros(n, np.int64)
+    rate = np.array([min(alone, 1 / max(1, k)) for k in range(slots + 1)])
+    critical = _list_schedule(work, sms, slots, rate, sm_of)
+    order = np.argsort(sm_of, kind="stable")
+    ends = np.searchsorted(sm_of[order], np.arange(sms), side="right")
+    queues = tuple(np.split(order, ends[:-1]))
+    return Dispatch(queues=queues, critical=int(critical), waves=n / (sms * slots), idle_sms=sum(not len(q) for q in queues))
 
-    def progress(sm: int, now: float) -> None:
-        if active[sm]:
-            rate = min(alone, 1 / len(active[sm]))
-            for tile in active[sm]:
-                active[sm][tile] -= (now - clock[sm]) * rate
-        clock[sm] = now
 
-    def schedule(sm: int) -> None:
-        stamp[sm] += 1
-        if active[sm]:
-            rate = min(alone, 1 / len(active[sm]))
-            heapq.heappush(heap, (clock[sm] + max(0.0, min(active[sm].values())) / rate, stamp[sm], sm))
+#: Where chip scope says nothing: SMs that end within this share of the launch, HBM reads within this factor of another count.
+EVEN, ALIKE = 0.02, 1.05
 
-    head = min(n, sms * slots)
-    for tile in range(head):
-        queues[tile % sms].append(tile)
-        active[tile % sms][tile] = float(work[tile])
-    for sm in range(sms):
-        schedule(sm)
-    last, critical = 0.0, 0
-    while heap:
-        now, version, sm = heapq.heappop(heap)
-        if version != stamp[sm]:
-            continue
-        progress(sm, now)
-        ended = [t for t, left in active[sm].items() if left <= 1e-6 * work[t]]
-        for tile in ended[:1]:  # one at a time: SMs that free a slot at the same moment take turns
-            del active[sm][tile]
-            if head < n:
-                queues[sm].append(head)
-                active[sm][head] = float(work[head])
-                head += 1
-        if now > last:
-            last, critical = now, sm
-        schedule(sm)
-    return Dispatch(
-        queues=tuple(np.array(q, np.int64) for q in queues),
-        critical=critical,
-        waves=n / (sms * slots),
-        idle_sms=sum(not q for q in queues),
-    )
+
+def chip_notes(program: Program, run: Run, planned: Traffic, found: Traffic, *, slots: int) -> tuple[str, ...]:
+    """Why a run of the whole chip may differ from SM scope, in words: the tail, and what L2 did not hold.
+
+    ``planned``: the traffic of a replay in which CTAs keep step. ``found``: the run's.
+    """
+    sms, tiles = len(run.busy), len(program.tiles)
+    ends = np.zeros(sms)
+    np.maximum.at(ends, run.ctas[:, 1], run.ctas[:, 4])
+    idle = 1 - float(ends.mean()) / max(1, run.ticks)
+    notes = []
+    if idle > EVEN:
+        waves = tiles / (sms * slots)
+        notes.append(f"tail: SMs have ended {100 * idle:.0f} % of the launch early, on average ({tiles} CTAs, {waves:.2f} waves)")
+    read, expected = found.total(HBM_READ), planned.total(HBM_READ)
+    once = sum(t.size_bytes for t in program.tensors if found.by_tensor[t.name][L2_READ])
+    if read > ALIKE * once:
+        notes.append(f"L2 overflow: HBM is read {read / max(1, once):.2f} times as much as the tensors hold")
+    if read > ALIKE * expected:
+        notes.append(f"drift: out of step, CTAs read {read / max(1, expected):.2f} times as much of HBM as a replay in step")
+    return tuple(notes) or ("full waves: all SMs end together, and L2 serves what a replay in step expects",)

@@ -22,6 +22,8 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
+* With a shared L2 each request also queues for the whole L2, and a read waits until its tile has been filled. The first request
+  for a tile that L2 does not hold fills all of it from HBM, where also what has to leave for it and is dirty queues.
 * EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later, its barriers
   empty. In a persistent Program each warp goes on by itself with the slot's next tile, and barriers keep their phases.
 
@@ -88,20 +90,39 @@ STALLS = (
     SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA, PRODUCT,
 ) = range(11)  # fmt: skip
 
-#: Rows of ``Job.rate``: ticks per byte as (numerator, denominator).
-L2_RATE, HBM_RATE = range(2)
+#: Rows of ``Job.rate``: ticks per byte as (numerator, denominator), of one SM's port to L2, of HBM, and of the whole L2.
+L2_RATE, HBM_RATE, CHIP_RATE = range(3)
 
 #: Columns of ``Run.records``.
 RECORD_COLUMNS = ("start", "end", "sm", "slot", "warp", "tile", "row")
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedL2:
+    """L2 and HBM of all SMs: which tile is where, decided as accesses happen (tables as in :mod:`.fast_lru`).
+
+    ``numbers``: row of ``tensors`` of each of the program's; ``sizes``: bytes of blocks; ``held``: bytes in L2 at the start;
+    ``writes``: 1 for each bundle that writes.
+    """
+
+    tensors: IntArray
+    numbers: IntArray
+    sizes: IntArray
+    tiles: IntArray
+    held: int
+    capacity: int
+    writes: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One kernel on ``sms`` SMs as flat arrays. ``miss_ppm[t]``: share of tensor t's bytes that L2 does not hold, in millionths.
 
-    ``queue``: tile numbers in the order in which free slots take them. ``bundles`` has one row per bundle and the columns of
-    BUNDLE_COLUMNS. ``mbarriers``: Program.barrier_table; ``rings``: stages of each ring; ``multicast``: CTAs that share tensor
-    t's requests; ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs.
+    ``queue``: tile numbers in the order in which free slots take them; persistent CTAs take every (sms x slots)-th, or with
+    ``dynamic`` the next one when their first warp asks. ``bundles`` has one row per bundle and the columns of BUNDLE_COLUMNS.
+    ``mbarriers``: Program.barrier_table; ``rings``: stages of each ring; ``multicast``: CTAs that share tensor t's requests;
+    ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs.
+    With ``l2`` all SMs share L2 and HBM, and ``miss_ppm`` is not used.
     """
 
     code: IntArray
@@ -120,6 +141,8 @@ class Job:
     multicast: IntArray
     product_queue: int = 1
     persistent: bool = False
+    dynamic: bool = False
+    l2: SharedL2 | None = None
     record_limit: int = 0
 
 
@@ -128,6 +151,7 @@ class Run:
     """What happened, in ticks. ``ctas`` rows: tile, sm, slot, start, end. ``busy[sm, sub-partition]``: PIPES then port.
 
     ``shared[sm]``: smem, l2 and hbm ports. ``stalls[sm, warp of the CTA]``: STALLS. ``issued``: times each bundle was issued.
+    Of a shared L2: ``traffic`` by tensor (L2 read, L2 written, HBM read, HBM written) and ``l2``, the table of tiles at the end.
     """
 
     ticks: int
@@ -137,6 +161,8 @@ class Run:
     stalls: IntArray
     issued: IntArray
     records: IntArray
+    traffic: IntArray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    l2: IntArray = field(default_factory=lambda: np.zeros((0, 6), np.int64))
     events: int = field(compare=False, default=0)
 
     def differences(self, other: Run) -> list[str]:
@@ -158,49 +184,56 @@ def ticks(cycles: float) -> int:
 
 def bundle_table(program: Program, gpu: GPU) -> IntArray:
     """One row per bundle, columns BUNDLE_COLUMNS: the sums of its instructions' costs on ``gpu``, in ticks."""
-    rows = np.zeros((len(program.bundles), len(BUNDLE_COLUMNS)), dtype=np.int64)
-    for row, bundle in zip(rows, program.bundles, strict=True):
+    names = sorted({name for bundle in program.bundles for name, _ in bundle})
+    column = {name: i for i, name in enumerate(names)}
+    counts = np.zeros((len(program.bundles), len(names)), np.int64)
+    for i, bundle in enumerate(program.bundles):
         for name, n in bundle:
-            kind = INSTRUCTIONS[name]
-            row[PATH] = max(row[PATH], int(kind.path))
-            row[SMEM] += n * ticks(kind.smem_bytes / gpu.smem.bytes_per_clk)
-            row[SPILL] += n * kind.spill_bytes
+            counts[i, column[name]] = n
+    kinds = [INSTRUCTIONS[name] for name in names]
+    prices = np.array([_vector(kind, gpu) if not kind.columns else _zeros() for kind in kinds]).reshape(-1, len(BUNDLE_COLUMNS))
+    prices[:, SMEM] = [ticks(kind.smem_bytes / gpu.smem.bytes_per_clk) for kind in kinds]
+    prices[:, SPILL] = [kind.spill_bytes for kind in kinds]
+    rows: IntArray = counts @ prices
+    rows[:, RESULT] = (np.minimum(counts, 1)[:, :, None] * prices[None, :, [RESULT]]).max(axis=1, initial=0)[:, 0]
+    rows[:, PATH] = (np.minimum(counts, 1) * np.array([int(kind.path) for kind in kinds], np.int64)).max(axis=1, initial=0)
+    for row, bundle in zip(rows, program.bundles, strict=True):
+        for kind in (INSTRUCTIONS[name] for name, _ in bundle):
             if kind.path == Path.TCGEN05:
                 _cta_product(row, kind, gpu)
             elif kind.columns:
                 _product(row, kind, gpu)
-            else:
-                _vector(row, kind, n, gpu)
-        if row[PATH] not in (Path.WGMMA, Path.TCGEN05):  # those are asynchronous, as is what TMEM transfers
-            row[GAP] = max(row[GAP], row[FIRST_PIPE : FIRST_PIPE + TMEM].max())
-            row[GAP_BESIDE] = max(row[GAP_BESIDE], row[GAP], row[FIRST_BESIDE : FIRST_BESIDE + TMEM].max())
-        else:
-            row[GAP_BESIDE] = max(row[GAP_BESIDE], row[GAP])
+    runs_on = np.isin(rows[:, PATH], (Path.WGMMA, Path.TCGEN05))  # asynchronous, as is what TMEM transfers
+    pipes, beside = rows[:, FIRST_PIPE : FIRST_PIPE + TMEM].max(axis=1), rows[:, FIRST_BESIDE : FIRST_BESIDE + TMEM].max(axis=1)
+    rows[:, GAP] = np.maximum(rows[:, GAP], np.where(runs_on, 0, pipes))
+    rows[:, GAP_BESIDE] = np.maximum(np.maximum(rows[:, GAP_BESIDE], rows[:, GAP]), np.where(runs_on, 0, beside))
     return rows
 
 
-def _vector(row: IntArray, kind: Instruction, n: int, gpu: GPU) -> None:
-    pipe = PIPES.index(kind.pipe)
+def _zeros() -> IntArray:
+    return np.zeros(len(BUNDLE_COLUMNS), np.int64)
+
+
+def _vector(kind: Instruction, gpu: GPU) -> IntArray:
+    """What one instruction costs, columns BUNDLE_COLUMNS but for SMEM and path. All but the result adds up."""
+    row = _zeros()
     if kind.name == "stall":
-        row[GAP] += n * ticks(1)
-        return
-    port, held, gap, result = _costs(kind, gpu)
-    row[PORT] += n * port
-    row[GAP] += n * max(gap, port)
-    row[RESULT] = max(row[RESULT], result)
-    row[FIRST_PIPE + pipe] += n * held
+        row[GAP] = ticks(1)
+        return row
+    pipe = PIPES.index(kind.pipe)
+    port, held, gap, row[RESULT] = _costs(kind, gpu)
+    row[PORT], row[GAP], row[FIRST_PIPE + pipe] = port, max(gap, port), held
     beside = gpu.beside
     if beside is None or kind.pipe in ("lsu", "control", "tensor", "tmem"):
-        row[PORT_BESIDE] += n * port
-        row[FIRST_BESIDE + pipe] += n * held
-        return
+        row[PORT_BESIDE], row[FIRST_BESIDE + pipe] = port, held
+        return row
     if kind.pipe == "fma":
-        row[PORT_BESIDE] += n * ticks(beside.port_fma)
-        row[DELAY] += n * ticks(beside.tensor_per_fma)
+        row[PORT_BESIDE], row[DELAY] = ticks(beside.port_fma), ticks(beside.tensor_per_fma)
     else:
-        row[PORT_BESIDE] += n * ticks(beside.port_mufu if kind.pipe == "mufu" else beside.alu)
+        row[PORT_BESIDE] = ticks(beside.port_mufu if kind.pipe == "mufu" else beside.alu)
     own = {"alu": beside.alu, "mufu": beside.mufu, "fma": beside.port_fma}[kind.pipe]
-    row[FIRST_BESIDE + pipe] += n * max(held, ticks(own))
+    row[FIRST_BESIDE + pipe] = max(held, ticks(own))
+    return row
 
 
 def _costs(kind: Instruction, gpu: GPU) -> tuple[int, int, int, int]:
@@ -259,24 +292,57 @@ def make_job(
     program: Program,
     gpu: GPU,
     *,
+    bundles: IntArray | None = None,
     clock_mhz: float,
     slots: int,
     queue: IntArray,
     miss_ppm: IntArray,
     shares: float,
     hbm_bytes_per_s: float,
+    l2: SharedL2 | None = None,
     record_limit: int = 0,
 ) -> Job:
-    """Price ``program`` for one SM of ``gpu`` that gets one of ``shares`` equal shares of L2 and HBM."""
-    cycles_per_ns = clock_mhz / 1e3
+    """Price ``program`` for one SM of ``gpu`` that gets one of ``shares`` equal shares of L2 and HBM.
+
+    ``bundles``: its :func:`bundle_table`, where that is at hand. With ``l2`` for all SMs, which share it as they come.
+    """
     l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
-    l2_share = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / shares) * l2_clocks
-    hbm_share = hbm_bytes_per_s / (clock_mhz * 1e6) / shares
-    hbm_share = min(hbm_share, l2_share)
-    near_far_ns = (gpu.l2.latency_near_ns + gpu.l2.latency_far_ns) / 2
-    latency = [
+    whole_l2, whole_hbm = gpu.l2.bytes_per_clk * l2_clocks, hbm_bytes_per_s / (clock_mhz * 1e6)
+    if l2 is None:
+        l2_rate = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / shares) * l2_clocks
+        hbm_rate = min(whole_hbm / shares, l2_rate)
+    else:
+        l2_rate, hbm_rate = gpu.l2.bytes_per_clk_one_sm * l2_clocks, whole_hbm
+    starts = [role.start for role in program.roles for _ in range(role.warps)]
+    return Job(
+        code=program.code,
+        expressions=program.expression_table,
+        tile_args=program.tiles.values.astype(np.int64),
+        warp_start=np.array(starts, dtype=np.int64),
+        queue=queue.astype(np.int64),
+        sms=1 if l2 is None else int(gpu.sm.count),
+        slots=slots,
+        bundles=bundle_table(program, gpu) if bundles is None else bundles,
+        latency=_latencies(program, gpu, clock_mhz),
+        rate=np.array([_ratio(l2_rate), _ratio(hbm_rate), _ratio(whole_l2)], dtype=np.int64),
+        miss_ppm=miss_ppm.astype(np.int64),
+        mbarriers=program.barrier_table,
+        rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
+        multicast=np.array([tensor.multicast for tensor in program.tensors], dtype=np.int64),
+        product_queue=int(gpu.wgmma.queue) if gpu.wgmma else 1,
+        persistent=program.persistent,
+        dynamic=program.dynamic and l2 is not None,
+        l2=l2,
+        record_limit=record_limit,
+    )
+
+
+def _latencies(program: Program, gpu: GPU, clock_mhz: float) -> IntArray:
+    """Ticks, in the order of ``Job.latency``; what is not in the SM's clock domain is in ns."""
+    cycles_per_ns = clock_mhz / 1e3
+    cycles = [
         gpu.latency.lds,
-        near_far_ns * cycles_per_ns,
+        (gpu.l2.latency_near_ns + gpu.l2.latency_far_ns) / 2 * cycles_per_ns,
         gpu.hbm.latency_ns * cycles_per_ns,
         gpu.latency.barrier_base,
         gpu.latency.barrier_per_warp,
@@ -287,26 +353,7 @@ def make_job(
         gpu.async_.tma_ns * cycles_per_ns if gpu.async_ else 0,
         product_ticks(program, gpu) / TICKS_PER_CYCLE,
     ]
-    starts = [role.start for role in program.roles for _ in range(role.warps)]
-    return Job(
-        code=program.code,
-        expressions=program.expression_table,
-        tile_args=program.tiles.values.astype(np.int64),
-        warp_start=np.array(starts, dtype=np.int64),
-        queue=queue.astype(np.int64),
-        sms=1,
-        slots=slots,
-        bundles=bundle_table(program, gpu),
-        latency=np.array([ticks(v) for v in latency], dtype=np.int64),
-        rate=np.array([_ratio(l2_share), _ratio(hbm_share)], dtype=np.int64),
-        miss_ppm=miss_ppm.astype(np.int64),
-        mbarriers=program.barrier_table,
-        rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
-        multicast=np.array([tensor.multicast for tensor in program.tensors], dtype=np.int64),
-        product_queue=int(gpu.wgmma.queue) if gpu.wgmma else 1,
-        persistent=program.persistent,
-        record_limit=record_limit,
-    )
+    return np.array([ticks(v) for v in cycles], dtype=np.int64)
 
 
 def _ratio(bytes_per_cycle: float) -> tuple[int, int]:

@@ -1,398 +1,369 @@
-"""The fast engine: the contract of :mod:`.engine` as one compiled loop over integer arrays.
+"""The fast engine: the contract of :mod:`.engine`, compiled. It runs one SM at a time and remembers how its machine goes on.
 
-A binary heap of integers ``tick * keys + key`` orders events; the key is the warp number, or the number of warps plus the
-sub-partition. That is the contract's order, so no tie is ever broken by insertion.
+SMs share the queue of CTAs. One runs until it comes to a question about that which has a later place in the order of events than
+another SM's, and waits there. With ``record_limit`` every event is such a question, so that records come in their order.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..model.instructions import PIPES, Path
-from ..model.program import Opcode
-
-from .engine import (  # isort: skip
-    BARRIER_BASE, BARRIER_PER_WARP, DELAY, DISPATCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LOOP_DEPTH,
-    LSU_QUEUE, MBARRIER, PATH, PORT, PORT_BESIDE, PRODUCT, REPLACE, RESULT, SCOREBOARDS, SMEM, SMEM_LATENCY, SPILL,
-    STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH, STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD,
-    STALL_SMEM, STALLS, TMA, Job, Run,
-    deadlock,
+# isort: off
+from . import fast_outside as outside
+from .engine import (
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, GROUPS, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
+    SPILL, STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, Job, Run, deadlock,
 )  # fmt: skip
-from .fast_parts import N_PIPES, NEVER, complete, control, free_at, group_waits, jit, memory, pop, push, residents
+from .engine import PATH as BUNDLE_PATH
+from .fast_layout import (
+    AGAIN, BEGUN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GOES_ON, HEAD, HELD_UP, LANDING, LANDS, LAST, LEFT,
+    MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, OVER_AT, PATH, PC, PENDING, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON,
+    RECORDING, RECORDS, SINCE, STALLED, STEPS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
+)  # fmt: skip
+from .fast_lru import RESIDENT
+from .fast_machine import (
+    ADVANCE, BARRIER, COMMIT, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MB_ARRIVE, MB_WAIT, MMA_COMMIT, MMA_WAIT, NAMED_ARRIVE, SKIP,
+    TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD, WGMMA, arrive, choose, complete, due, hold, instance, issue, known,
+    mbarrier_wait, note, renew, share, soonest, stall,
+)  # fmt: skip
+from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
+from .fast_outside import CLOSE, CONTROL, LEAVE, REQUEST, SPILLED
+from .fast_parts import N_PIPES, NEVER, jit, part, pop, push
+from .fast_parts import control as follow
+# isort: on
 
-ISSUE, WAIT_SCOREBOARD = int(Opcode.ISSUE), int(Opcode.WAIT_SCOREBOARD)
-COMMIT, WAIT_GROUP = int(Opcode.COMMIT), int(Opcode.WAIT_GROUP)
-BARRIER, LOOP, END = int(Opcode.BARRIER), int(Opcode.LOOP), int(Opcode.END)
-SKIP, EXIT, DEPEND = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT), int(Opcode.DEPEND)
-NAMED_ARRIVE, MB_ARRIVE, MB_WAIT = int(Opcode.NAMED_ARRIVE), int(Opcode.MB_ARRIVE), int(Opcode.MB_WAIT)
-ADVANCE, MMA_COMMIT, MMA_WAIT = int(Opcode.ADVANCE), int(Opcode.MMA_COMMIT), int(Opcode.MMA_WAIT)
-TILE = int(Opcode.TILE)
-TMA_LOAD, WGMMA, TCGEN05 = int(Path.TMA_LOAD), int(Path.WGMMA), int(Path.TCGEN05)
-TENSOR = PIPES.index("tensor")
-SHARED, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
+#: Latencies that a machine knows of; the others are those of L2 and HBM.
+MACHINE_LATENCIES = (SMEM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, REPLACE, LSU_QUEUE, MBARRIER, PRODUCT)
+RUNS = -1  # in place of a key: the SM has not stopped
 
 
-# One function on purpose: split into calls that share this state it runs eight times slower (reference counts of its arrays).
+class Sm(NamedTuple):
+    """Views of one SM's rows, by part."""
+
+    events: Any
+    warps: Any
+    barriers: Any
+    named: Any
+    quarters: Any
+    shared: Any
+    outside: Any
+    counted: Any
+    control: Any
+    path: Any
+
+
+@part
+def leave(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: Any) -> Any:
+    """The warp has ended its tile: (the key where it has to wait for other SMs, whether it goes on with another tile)."""
+    control, slot = own.control, w // plan.per_cta
+    if not known(control):
+        key = order_key(plan, state, sm, t, LEAVE, w)
+        if key > horizon:
+            control[GOES_ON], control[NOW] = w, t
+            return key, False
+    out = own.path[control[PATH], 6] if known(control) else outside.leave(plan, state, sm, t, w)
+    note(control, own.path, t, LEAVE, w, 0, 0, 0, out)
+    if plan.persistent:
+        own.warps[w, PC] = own.warps[w, AGAIN]
+    elif out == 1:
+        renew(
+            plan.warp_start, plan.full_count, plan.latency[REPLACE], own.events, own.warps, own.barriers, own.named, own.counted,
+            slot, t,
+        )  # fmt: skip
+    return np.int64(RUNS), plan.persistent and out == 1
+
+
+@part
+def settle_mbarrier(plan: Any, own: Any, slot: Any, c: Any, t: Any) -> None:
+    """End the phase of mbarrier ``c`` where nothing of it is still to come."""
+    if own.barriers[c, PENDING] == 0 and own.barriers[c, BYTES_DUE] == 0:
+        complete(
+            plan.outside_mbarrier, plan.latency[MBARRIER], plan.full_count[c % plan.instances], own.events, own.warps,
+            own.barriers, own.counted, own.control, own.path, own.outside, plan.per_cta, slot, c, t,
+        )  # fmt: skip
+
+
+@part
+def order(plan: Any, own: Any, w: Any, t: Any, pc: Any) -> Any:
+    """A row that orders warps through mbarriers, groups and rings; returns until when the warp waits, NEVER where none knows."""
+    code, warps, control = plan.code, own.warps, own.control
+    op, until = code[pc, 0], t
+    if op in (MB_WAIT, MB_ARRIVE):
+        slot = w // plan.per_cta
+        c, turn = instance(plan.mbarriers, warps, slot * plan.instances, w, code[pc, 9], code[pc, 10])
+        if op == MB_WAIT:
+            parity = (turn + code[pc, 2]) % 2
+            until = mbarrier_wait(warps, own.barriers, control, own.path, own.outside, plan.outside_mbarrier, w, c, parity, t)
+        else:
+            own.barriers[c, PENDING] -= code[pc, 2]
+            own.barriers[c, BYTES_DUE] += code[pc, 4]
+            products = warps[w, PRODUCT_UNTIL] + own.quarters[w % QUARTERS, HELD_UP]
+            at = max(t, products) if code[pc, 3] == 1 else t
+            own.barriers[c, OVER_AT] = max(own.barriers[c, OVER_AT], at)
+            settle_mbarrier(plan, own, slot, c, t)
+    elif op == COMMIT:
+        if not known(control):
+            outside.close(own.outside, w)
+        note(control, own.path, t, CLOSE, w, 0, 0, 0, 0)
+    elif op == ADVANCE:
+        step = STEPS + code[pc, 10]
+        warps[w, step] = warps[w, step] + 1 if warps[w, step] + 1 < plan.wrap else 0
+    elif op == MMA_COMMIT:
+        for i in range(PRODUCTS + GROUPS - 1, PRODUCTS, -1):
+            warps[w, i] = warps[w, i - 1]
+        warps[w, PRODUCTS] = warps[w, PRODUCT_UNTIL]
+        warps[w, BEGUN] = 0
+    else:  # TILE
+        warps[w, AGAIN] = pc + 1
+    return until
+
+
+@part
+def resume(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: Any) -> Any:
+    """The warp runs its rows until one blocks it; returns RUNS, or the key where it has to wait for other SMs."""
+    code, control, warps, events, counted = plan.code, own.control, own.warps, own.events, own.counted
+    control[LAST] = t
+    while True:
+        pc = warps[w, PC]
+        op = code[pc, 0]
+        if op == ISSUE:
+            if warps[w, LEFT] == 0:
+                state.row_start[sm, w] = t
+            issue(code, plan.bundles, events, warps, own.quarters, w, t, pc)
+            return np.int64(RUNS)
+        if op in (LOOP, END, SKIP):
+            if known(control):
+                out = own.path[control[PATH], 6]
+            else:
+                args = plan.tile_args[state.tile_of[sm, w]]
+                out = follow(code, pc, plan.expressions, args, state.loops[sm, w], state.trips[sm, w])
+            note(control, own.path, t, CONTROL, w, pc, 0, 0, out)
+            warps[w, PC] = out
+            if w == plan.anchor and op == END:
+                control[DUE] = 1
+            continue
+        if op == EXIT:
+            key, goes_on = leave(plan, state, own, sm, w, t, horizon)
+            if not goes_on:
+                return key
+            continue
+        warps[w, PC] = pc + 1
+        if op in (WAIT_SCOREBOARD, WAIT_GROUP, DEPEND, MMA_WAIT):
+            until, reason = due(warps, own.quarters, control, own.path, own.outside, w, t, op, code[pc, 3])
+            if op == MMA_WAIT and until > t:  # it may be held up meanwhile: look again then
+                warps[w, PC] = pc
+        elif op in (BARRIER, NAMED_ARRIVE):
+            arrive(code, plan.latency, events, warps, own.named, counted, plan.per_cta, w // plan.per_cta, w, t, pc)
+            until, reason = NEVER if op == BARRIER else t, STALL_BARRIER
+        else:
+            until, reason = order(plan, own, w, t, pc), STALL_MBARRIER
+        if until > t:
+            if until < NEVER:
+                stall(counted, w % plan.per_cta, reason, until - t)
+                events[w] = until
+            return np.int64(RUNS)
+
+
+@part
+def serve(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any) -> None:
+    """Give the warp its bundle."""
+    code, bundles, warps, control = plan.code, plan.bundles, own.warps, own.control
+    pc, lane = warps[w, PC], w % plan.per_cta
+    kind, count = code[pc, 1], code[pc, 2]
+    path = bundles[kind, BUNDLE_PATH]
+    warps[w, READY] = 0
+    stall(own.counted, lane, warps[w, REASON], t - warps[w, SINCE])
+    warps[w, SINCE] = NEVER
+    goes_on = hold(bundles, warps, own.quarters, own.counted, w, kind, t)
+    if bundles[kind, SMEM] > 0 or path == TCGEN05:
+        goes_on = share(bundles, plan.latency, warps, own.shared, own.counted, lane, w, kind, code[pc, 3], t, goes_on)
+    if bundles[kind, SPILL] > 0:
+        if not known(control):
+            outside.spill(plan, state, sm, t, bundles[kind, SPILL])
+        note(control, own.path, t, SPILLED, w, pc, bundles[kind, SPILL], 0, 0)
+    if LOAD <= path < WGMMA:
+        moved = code[pc, 4] * (count - warps[w, LEFT] + 1) // count - warps[w, DONE_BYTES]
+        warps[w, DONE_BYTES] += moved
+        slot = w // plan.per_cta
+        c = instance(plan.mbarriers, warps, slot * plan.instances, w, code[pc, 9], code[pc, 10])[0] if path == TMA_LOAD else 0
+        if not known(control):
+            outside.request(plan, state, sm, t, w, pc, moved, c)
+        note(control, own.path, t, REQUEST, w, pc, moved, c, 0)
+        if path == LOAD:
+            warps[w, LANDING] |= 1 << code[pc, 3]
+        elif path == TMA_LOAD:
+            own.barriers[c, BYTES_DUE] -= moved
+            own.barriers[c, LANDS] = 1
+            settle_mbarrier(plan, own, slot, c, t)
+    warps[w, LEFT] -= 1
+    if warps[w, LEFT] == 0:
+        kept = state.counters[RECORDS]
+        if kept < plan.record_limit:
+            row = state.records[kept]
+            row[0], row[1], row[2], row[3] = state.row_start[sm, w], goes_on, sm, w // plan.per_cta
+            row[4], row[5], row[6] = lane, state.tile_of[sm, w], pc
+            state.counters[RECORDS] += 1
+        warps[w, PC] += 1
+        warps[w, DONE_BYTES] = 0
+    own.events[w] = goes_on
+
+
+@part
+def sm_of(plan: Any, state: Any, sm: int) -> Any:
+    """The parts of one SM's rows."""
+    m, slots = state.machine[sm], plan.slots
+    return Sm(
+        m[: plan.first_warp], m[plan.first_warp : plan.first_mbarrier].reshape(plan.warps, plan.warp_size),
+        m[plan.first_mbarrier : plan.first_named].reshape(slots * plan.instances, MBARRIER_SIZE),
+        m[plan.first_named : plan.first_quarter].reshape(slots, NAMED),
+        m[plan.first_quarter : plan.first_shared].reshape(QUARTERS, plan.quarter_size), m[plan.first_shared :],
+        state.outside[sm], state.counted[sm], state.control[sm], state.path[sm],
+    )  # fmt: skip
+
+
+@part
+def live(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
+    """Run the machine until the SM has to wait for others (the key), has ended (NEVER), or the memo knows how to go on (RUNS)."""
+    own = sm_of(plan, state, sm)
+    events, control, counted, code, bundles = own.events, own.control, own.counted, plan.code, plan.bundles
+    n = plan.warps
+    while True:
+        if control[GOES_ON] >= 0:
+            who, t = control[GOES_ON], control[NOW]
+            control[GOES_ON] = -1
+        else:
+            t, who = NEVER, np.int64(0)
+            for i in range(n + QUARTERS):
+                if events[i] < t:
+                    t, who = events[i], np.int64(i)
+            if t == NEVER:
+                return NEVER
+            if plan.strict:
+                key = event_key(plan, sm, t, who)
+                if key > horizon:
+                    return key
+            ends = control[DUE] or control[PATH] > MOST_ANSWERS // 2
+            if control[RECORDING] and ends and checkpoint(plan, state, memo, sm, t):
+                return np.int64(RUNS)
+            counted[EVENTS] += 1
+        if who < n:
+            events[who] = NEVER
+            key = resume(plan, state, own, sm, who, t, horizon)
+            if key != RUNS:
+                return key
+        else:
+            w = choose(code, bundles, own.warps, own.quarters, who - n, t)
+            if w >= 0:
+                kind = code[own.warps[w, PC], 1]
+                moves = LOAD <= bundles[kind, BUNDLE_PATH] < WGMMA or bundles[kind, SPILL] > 0
+                if plan.chip and moves and not known(control):
+                    key = event_key(plan, sm, t, who)
+                    if key > horizon:
+                        counted[EVENTS] -= 1
+                        return key
+                serve(plan, state, own, sm, w, t)
+            events[who] = soonest(code, bundles, own.warps, own.quarters, who - n)
+
+
 @jit
-def _simulate(
-    code: Any, expressions: Any, tile_args: Any, warp_start: Any, queue: Any, sms: int, slots: int,
-    bundles: Any, latency: Any, rate: Any, miss_ppm: Any, mbarriers: Any, ring_stages: Any, multicast: Any,
-    product_queue: int, persistent: bool, record_limit: int, n_stalls: int,
-) -> Any:
-    per_cta = warp_start.shape[0]
-    warps = sms * slots * per_cta
-    keys = warps + sms * 4
-    heap = np.zeros(2 * keys + 64, dtype=np.int64)
-    size = 0
-    reason_of = np.zeros(warps, np.int64)
-    pc, left, done_bytes = np.zeros(warps, np.int64), np.zeros(warps, np.int64), np.zeros(warps, np.int64)
-    since = np.zeros(warps, np.int64)  # when the warp began to wait
-    row_start = np.zeros(warps, np.int64)
-    ready = np.zeros(warps, np.bool_)
-    loops = np.zeros((warps, LOOP_DEPTH), np.int64)
-    trips = np.zeros((warps, LOOP_DEPTH), np.int64)
-    board = np.zeros((warps, SCOREBOARDS), np.int64)
-    group = np.zeros((warps, GROUPS), np.int64)
-    result_at = np.zeros(warps, np.int64)
-    closed, open_until = np.zeros(warps, np.int64), np.zeros(warps, np.int64)
-    product_group = np.zeros((warps, GROUPS), np.int64)
-    products_closed, product_until = np.zeros(warps, np.int64), np.zeros(warps, np.int64)
-    steps = np.zeros((warps, max(1, ring_stages.shape[0])), np.int64)  # how often each ring went on
-    waits_for = np.full(warps, -1, np.int64)  # 2 x mbarrier instance + parity, or -2 - named barrier
-    instances = 0
-    for b in range(mbarriers.shape[0]):
-        instances += mbarriers[b, 2]
-    pending = np.zeros(sms * slots * max(1, instances), np.int64)
-    bytes_due, over_at = np.zeros_like(pending), np.zeros_like(pending)
-    phase = np.zeros_like(pending)
-    done_at = np.zeros((pending.shape[0], 2), np.int64)
-    full_count = np.zeros(max(1, instances), np.int64)
-    for b in range(mbarriers.shape[0]):
-        for stage in range(mbarriers[b, 2]):
-            full_count[mbarriers[b, 0] + stage] = mbarriers[b, 1]
-    for c in range(pending.shape[0]):
-        pending[c] = full_count[c % max(1, instances)]
-    tensor_free = np.zeros(sms, np.int64)  # until when an SM's tensor cores are busy with a CTA's products
-    product_runs = np.zeros(sms * 4, np.int64)  # until when each tensor core is busy with products
-    product_ends = np.zeros((sms * 4, product_queue), np.int64)  # of the last ones issued, in a circle
-    held_up = np.zeros(sms * 4, np.int64)  # by how much in all; products' ends are kept without it
-    n_products, place_free = np.zeros(sms * 4, np.int64), np.zeros(sms * 4, np.int64)
-    begun = np.zeros(warps, np.bool_)  # whether a warp has issued products that it has not committed yet
-    arrived = np.zeros((sms * slots, 16), np.int64)
-    left_of = np.full(queue.shape[0], per_cta, np.int64)  # warps of each CTA that have not ended it
-    tile_of = np.full(warps, -1, np.int64)
-    cta_of = np.zeros(warps, np.int64)
-    again = np.zeros(warps, np.int64)  # where a persistent warp goes on with its next tile
-    port_free = np.zeros(sms * 4, np.int64)
-    pipe_free = np.zeros((sms * 4, N_PIPES), np.int64)
-    served = np.zeros(sms * 4, np.int64)
-    wake = np.full(sms * 4, NEVER, np.int64)
-    free = np.zeros((sms, 3), np.int64)
-    members, n_members, home, rank = residents(sms, slots, per_cta)
-    busy = np.zeros((sms, 4, N_PIPES + 1), np.int64)
-    used = np.zeros((sms, 3), np.int64)
-    missed = np.zeros((sms, max(1, miss_ppm.shape[0])), np.int64)
-    stalls = np.zeros((sms, per_cta, n_stalls), np.int64)
-    issued = np.zeros(bundles.shape[0], np.int64)
-    ctas = np.full((queue.shape[0], 5), -1, np.int64)
-    records = np.zeros((record_limit, 7), np.int64)
-    n_records = head = events = last = finished = 0
+def _advance(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
+    """Run one SM until it has to wait for others, and return the key of where it waits; NEVER when it has ended."""
+    key = np.int64(RUNS)
+    while key == RUNS:
+        if state.control[sm, MODE] == REPLAY:
+            key = replay(plan, state, memo, sm, horizon)
+        else:
+            key = live(plan, state, memo, sm, horizon)
+    return key
 
-    for slot in range(sms * slots):  # the first round: every SM's first slot, then every SM's second
-        order = (slot % slots) * sms + slot // slots
-        if order >= queue.shape[0]:
+
+@part
+def _first_round(plan: Any, state: Any) -> None:
+    """Every SM's first slot gets a CTA, then every SM's second."""
+    for place in range(plan.sms * plan.slots):
+        sm, slot = place // plan.slots, place % plan.slots
+        order = slot * plan.sms + sm
+        if order >= plan.queue.shape[0]:
             continue
-        head = max(head, order + 1)
-        start = (slot % slots) * latency[DISPATCH]
-        ctas[order, 0], ctas[order, 1], ctas[order, 2], ctas[order, 3] = queue[order], slot // slots, slot % slots, start
-        for i in range(per_cta):
-            w = slot * per_cta + i
-            pc[w], tile_of[w], cta_of[w] = warp_start[i], queue[order], order
-            again[w] = warp_start[i]
-            stalls[slot // slots, i, STALL_LAUNCH] += start
-            size = push(heap, size, start * keys + w)
+        state.counters[HEAD] = max(state.counters[HEAD], order + 1)
+        start = slot * plan.latency[DISPATCH]
+        ctas = state.ctas
+        ctas[order, 0], ctas[order, 1], ctas[order, 2], ctas[order, 3] = plan.queue[order], sm, slot, start
+        for k in range(plan.per_cta):
+            w = slot * plan.per_cta + k
+            base = plan.first_warp + w * plan.warp_size
+            state.machine[sm, base + PC] = state.machine[sm, base + AGAIN] = plan.warp_start[k]
+            state.tile_of[sm, w], state.order_of[sm, w] = plan.queue[order], order
+            state.counted[sm, STALLED + k * N_STALLS + STALL_LAUNCH] += start
+            state.machine[sm, w] = start
 
+
+@jit
+def _simulate(plan: Any, state: Any, memo: Any) -> None:
+    _first_round(plan, state)
+    heap, size = np.zeros(plan.sms + 1, np.int64), 0
+    warps, keys = plan.sms * plan.warps, plan.sms * (plan.warps + QUARTERS)
+    for sm in range(plan.sms):
+        key = _advance(plan, state, memo, sm, np.int64(-1) if plan.sms > 1 else NEVER)
+        if key != NEVER:
+            size = push(heap, size, key)
     while size > 0:
-        if size > heap.shape[0] - 2 * per_cta - 2:  # superseded wake-ups can pile up
-            heap = np.concatenate((heap, np.zeros_like(heap)))
-        event = heap[0]
+        place = heap[0] % keys
         size = pop(heap, size)
-        events += 1
-        t, key = event // keys, event % keys
-        if key >= warps:
-            s = key - warps
-            if wake[s] != t:
-                continue
-            wake[s] = NEVER
-            if port_free[s] <= t:
-                # round robin: the first waiting warp after the last one served whose pipes are free
-                n = n_members[s]
-                for step in range(1, n + 1):
-                    w = members[s, (served[s] + step) % n]
-                    if not ready[w] or free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free, place_free) > t:
-                        continue
-                    kind = code[pc[w], 1]
-                    first = bundles[kind, PATH] == WGMMA and not begun[w]
-                    if first and group_waits(members[s, :n], begun, ready, bundles, code, pc):
-                        continue
-                    sm, i = s // 4, w % per_cta
-                    ready[w] = False
-                    served[s] = rank[w]
-                    beside = product_runs[s] > t and bundles[kind, PATH] != WGMMA
-                    port = bundles[kind, PORT_BESIDE if beside else PORT]
-                    port_free[s] = t + port
-                    busy[sm, s % 4, N_PIPES] += port
-                    first = FIRST_BESIDE if beside else FIRST_PIPE
-                    for p in range(N_PIPES):
-                        if bundles[kind, first + p] > 0:
-                            begin = max(t, pipe_free[s, p])  # later than now for a product only
-                            pipe_free[s, p] = begin + bundles[kind, first + p]
-                            busy[sm, s % 4, p] += bundles[kind, first + p]
-                    if beside and bundles[kind, DELAY] > 0:
-                        pipe_free[s, TENSOR] += bundles[kind, DELAY]
-                        product_runs[s] = pipe_free[s, TENSOR]
-                        held_up[s] += bundles[kind, DELAY]
-                        place_free[s] += bundles[kind, DELAY]
-                    issued[kind] += 1
-                    resume = t + bundles[kind, GAP_BESIDE if beside else GAP]
-                    result_at[w] = max(result_at[w], t + port + bundles[kind, RESULT])
-                    if bundles[kind, PATH] == WGMMA:
-                        product_runs[s] = pipe_free[s, TENSOR]
-                        begun[w] = True
-                        ends = pipe_free[s, TENSOR] - held_up[s]
-                        product_ends[s, n_products[s] % product_queue] = ends
-                        n_products[s] += 1
-                        place_free[s] = product_ends[s, n_products[s] % product_queue] + held_up[s]
-                        product_until[w] = max(product_until[w], ends + bundles[kind, RESULT])
-                    stalls[sm, i, reason_of[w]] += t - since[w]
-                    path = bundles[kind, PATH]
-                    row = code[pc[w]]
-                    if path == TCGEN05:
-                        start = max(t, tensor_free[sm])
-                        tensor_free[sm] = start + bundles[kind, RESULT]
-                        for quarter in range(4):
-                            busy[sm, quarter, TENSOR] += bundles[kind, RESULT]
-                        product_until[w] = max(product_until[w], tensor_free[sm] + latency[PRODUCT])
-                    if path in (WGMMA, TCGEN05):
-                        used[sm, 0] += bundles[kind, SMEM]
-                    elif bundles[kind, SMEM] > 0:
-                        free[sm, 0] = max(t, free[sm, 0]) + bundles[kind, SMEM]
-                        used[sm, 0] += bundles[kind, SMEM]
-                        if path == SHARED:
-                            if row[3] >= 0:
-                                board[w, row[3]] = max(board[w, row[3]], free[sm, 0] + latency[SMEM_LATENCY])
-                            full = free[sm, 0] - latency[LSU_QUEUE]
-                            if full > resume:
-                                stalls[sm, i, STALL_SMEM] += full - resume
-                                resume = full
-                    if bundles[kind, SPILL] > 0:
-                        memory(t, bundles[kind, SPILL], -1, sm, rate, latency, miss_ppm, multicast, missed, free, used)
-                    if LOAD <= path < WGMMA:
-                        total, through = row[4], row[2] - left[w] + 1
-                        moved = total * through // row[2] - done_bytes[w]
-                        done_bytes[w] += moved
-                        arrives = memory(t, moved, row[5], sm, rate, latency, miss_ppm, multicast, missed, free, used)
-                        if path == TO_SMEM:
-                            open_until[w] = max(open_until[w], arrives)
-                        elif path == LOAD:
-                            board[w, row[3]] = max(board[w, row[3]], arrives)
-                        elif path == TMA_LOAD:
-                            c = (w // per_cta) * instances + mbarriers[row[9], 0] + steps[w, row[10]] % mbarriers[row[9], 2]
-                            bytes_due[c] -= moved
-                            over_at[c] = max(over_at[c], arrives + latency[TMA])
-                            if pending[c] == 0 and bytes_due[c] == 0:
-                                size = complete(
-                                    c, w // per_cta, per_cta, t, full_count[c % instances], pending, over_at, phase, done_at,
-                                    waits_for, since, stalls, sm, latency[MBARRIER], heap, size, keys,
-                                )  # fmt: skip
-                    left[w] -= 1
-                    if left[w] == 0:
-                        if n_records < record_limit:
-                            slot = w // per_cta
-                            records[n_records, 0], records[n_records, 1] = row_start[w], resume
-                            records[n_records, 2], records[n_records, 3] = sm, slot % slots
-                            records[n_records, 4], records[n_records, 5], records[n_records, 6] = i, tile_of[w], pc[w]
-                            n_records += 1
-                        pc[w] += 1
-                        done_bytes[w] = 0
-                    size = push(heap, size, resume * keys + w)
-                    break
-            # wake again when the port, or failing that a pipe somebody waits for, is free
-            soonest = NEVER
-            for j in range(n_members[s]):
-                w = members[s, j]
-                if ready[w]:
-                    soonest = min(soonest, free_at(s, bundles[code[pc[w], 1]], port_free, pipe_free, place_free))
-            if soonest < NEVER:
-                wake[s] = soonest
-                size = push(heap, size, soonest * keys + key)
-            continue
+        sm = place // plan.warps if place < warps else (place - warps) // QUARTERS
+        key = _advance(plan, state, memo, sm, heap[0] if size > 0 else NEVER)
+        if key != NEVER:
+            size = push(heap, size, key)
 
-        w = key
-        slot, i = w // per_cta, w % per_cta
-        sm = slot // slots
-        args = tile_args[tile_of[w]]
-        last = max(last, t)
-        while True:
-            row = code[pc[w]]
-            op = row[0]
-            if op == ISSUE:
-                if left[w] == 0:
-                    left[w] = row[2]
-                    row_start[w] = t
-                ready[w] = True
-                since[w] = t
-                s = home[w]
-                at = max(t, free_at(s, bundles[row[1]], port_free, pipe_free, place_free))
-                reason_of[w] = STALL_PORT
-                for p in range(N_PIPES):
-                    if bundles[row[1], FIRST_PIPE + p] > 0 and pipe_free[s, p] > port_free[s] and pipe_free[s, p] == at:
-                        reason_of[w] = p
-                if at < wake[s]:
-                    wake[s] = at
-                    size = push(heap, size, at * keys + warps + s)
-                break
-            if op in (WAIT_SCOREBOARD, WAIT_GROUP, DEPEND, MMA_WAIT):
-                reason = STALL_SCOREBOARD
-                if op == DEPEND:
-                    reason = STALL_LATENCY
-                    until = result_at[w]
-                elif op == WAIT_SCOREBOARD:
-                    until = board[w, row[3]]
-                elif op == MMA_WAIT:
-                    reason = STALL_PRODUCT
-                    number = products_closed[w] - row[3]
-                    until = product_group[w, (number - 1) % GROUPS] if number > 0 else 0
-                    until += held_up[home[w]] if until > 0 else 0
-                    if until > t:  # it may be held up meanwhile: look again then
-                        stalls[sm, i, reason] += until - t
-                        size = push(heap, size, until * keys + w)
-                        break
-                else:
-                    reason = STALL_GROUP
-                    number = closed[w] - row[3]
-                    until = group[w, (number - 1) % GROUPS] if number > 0 else 0
-                pc[w] += 1
-                if until > t:
-                    stalls[sm, i, reason] += until - t
-                    size = push(heap, size, until * keys + w)
-                    break
-            elif op == COMMIT:
-                before = group[w, (closed[w] - 1) % GROUPS] if closed[w] > 0 else 0
-                group[w, closed[w] % GROUPS] = max(before, open_until[w])
-                closed[w] += 1
-                open_until[w] = 0
-                pc[w] += 1
-            elif op in (BARRIER, NAMED_ARRIVE):
-                pc[w] += 1
-                arrived[slot, row[3]] += 1
-                if op == BARRIER:
-                    since[w] = t
-                    waits_for[w] = -2 - row[3]
-                if arrived[slot, row[3]] == row[2]:
-                    arrived[slot, row[3]] = 0
-                    release = t + latency[BARRIER_BASE] + latency[BARRIER_PER_WARP] * row[2]
-                    for k in range(per_cta):
-                        v = slot * per_cta + k
-                        if waits_for[v] == -2 - row[3]:
-                            waits_for[v] = -1
-                            stalls[sm, k, STALL_BARRIER] += release - since[v]
-                            size = push(heap, size, release * keys + v)
-                if op == BARRIER:
-                    break
-            elif op == MB_ARRIVE:
-                c = slot * instances + mbarriers[row[9], 0] + steps[w, row[10]] % mbarriers[row[9], 2]
-                pending[c] -= row[2]
-                bytes_due[c] += row[4]
-                over_at[c] = max(over_at[c], max(t, product_until[w]) if row[3] == 1 else t)
-                pc[w] += 1
-                if pending[c] == 0 and bytes_due[c] == 0:
-                    size = complete(
-                        c, slot, per_cta, t, full_count[c % instances], pending, over_at, phase, done_at, waits_for, since,
-                        stalls, sm, latency[MBARRIER], heap, size, keys,
-                    )  # fmt: skip
-            elif op == MB_WAIT:
-                turn = steps[w, row[10]]
-                c = slot * instances + mbarriers[row[9], 0] + turn % mbarriers[row[9], 2]
-                parity = (turn // mbarriers[row[9], 2] + row[2]) % 2
-                pc[w] += 1
-                if phase[c] % 2 == parity:
-                    since[w] = t
-                    waits_for[w] = 2 * c + parity
-                    break
-                if done_at[c, parity] > t:
-                    stalls[sm, i, STALL_MBARRIER] += done_at[c, parity] - t
-                    size = push(heap, size, done_at[c, parity] * keys + w)
-                    break
-            elif op == ADVANCE:
-                steps[w, row[10]] += 1
-                pc[w] += 1
-            elif op == TILE:
-                pc[w] += 1
-                again[w] = pc[w]
-            elif op == MMA_COMMIT:
-                product_group[w, products_closed[w] % GROUPS] = product_until[w]
-                products_closed[w] += 1
-                begun[w] = False
-                pc[w] += 1
-            elif op in (LOOP, END, SKIP):
-                pc[w] = control(code, pc[w], expressions, args, loops[w], trips[w])
-            else:  # EXIT
-                order = cta_of[w]
-                left_of[order] -= 1
-                if left_of[order] == 0:
-                    ctas[order, 4] = t
-                    finished += 1
-                if persistent:
-                    order += sms * slots
-                    if order < queue.shape[0]:
-                        pc[w], tile_of[w], cta_of[w] = again[w], queue[order], order
-                        if ctas[order, 3] < 0:  # the first of the slot's warps
-                            ctas[order, 0], ctas[order, 1], ctas[order, 2], ctas[order, 3] = queue[order], sm, slot % slots, t
-                        args = tile_args[tile_of[w]]
-                        continue
-                    break
-                if left_of[order] == 0 and head < queue.shape[0]:
-                    start = t + latency[REPLACE]
-                    ctas[head, 0], ctas[head, 1], ctas[head, 2], ctas[head, 3] = queue[head], sm, slot % slots, start
-                    arrived[slot, :] = 0
-                    for c in range(slot * instances, (slot + 1) * instances):
-                        pending[c], bytes_due[c], over_at[c], phase[c] = full_count[c % instances], 0, 0, 0
-                        done_at[c, 0] = done_at[c, 1] = 0
-                    arrived[slot, :] = 0
-                    for k in range(per_cta):
-                        v = slot * per_cta + k
-                        pc[v], closed[v], open_until[v], tile_of[v], cta_of[v] = warp_start[k], 0, 0, queue[head], head
-                        products_closed[v] = product_until[v] = result_at[v] = 0
-                        begun[v] = False
-                        board[v, :] = 0
-                        steps[v, :] = 0
-                        stalls[sm, k, STALL_LAUNCH] += start - t
-                        size = push(heap, size, start * keys + v)
-                    head += 1
-                break
-    stuck = -1  # the first warp that waits while nothing can happen
-    if finished < queue.shape[0]:
-        for w in range(warps):
-            if tile_of[w] >= 0 and left_of[cta_of[w]] > 0 and (waits_for[w] != -1 or stuck < 0):
-                stuck = w
-                if waits_for[w] != -1:
-                    break
-    waiting = tile_of[stuck] if stuck >= 0 else -1
-    return last, ctas, busy, used, stalls, issued, records[:n_records], events, waiting, stuck, pc[max(0, stuck)] - 1
+
+def _stuck(p: Plan, s: State) -> tuple[int, int, int]:
+    """(tile, warp of its CTA, row) of the first warp that waits while nothing can happen."""
+    rows = s.machine[:, p.first_warp : p.first_warp + p.warps * p.warp_size].reshape(-1, p.warp_size)
+    tiles, orders = s.tile_of.ravel(), s.order_of.ravel()
+    there = np.flatnonzero((tiles >= 0) & (s.left_of[orders] > 0))
+    waiting = there[rows[there, WAITS_FOR] != -1]
+    w = int(waiting[0] if len(waiting) else there[0])
+    return int(tiles[w]), w % p.per_cta, int(rows[w, PC]) - 1
+
+
+#: Memos of the last jobs whose machines are alike, by what a machine depends on. One that is in use is not in here.
+_memos: dict[bytes, Memo] = {}
+KEPT_MEMOS = 3
+
+
+def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
+    """The memo of machines like this job's, and the key under which to give it back."""
+    machine = (job.code, job.bundles, job.latency[list(MACHINE_LATENCIES)], job.warp_start, job.mbarriers)
+    digest = hashlib.sha256(repr((job.slots, job.persistent, len(job.rings), job.product_queue)).encode())
+    for array in machine:
+        digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    return digest.digest(), _memos.pop(digest.digest(), None) or memo(len(p.kinds), counted, keeps=True)
 
 
 def run(job: Job) -> Run:
     """Simulate ``job``. Raises RuntimeError on a deadlock: no event is left and CTAs have not ended."""
-    arrays = (job.code, job.expressions, job.tile_args, job.warp_start, job.queue)
-    prices = (job.bundles, job.latency, job.rate, job.miss_ppm, job.mbarriers, job.rings, job.multicast)
-    last, ctas, busy, used, stalls, issued, records, events, waiting, stuck, row = _simulate(
-        *arrays, job.sms, job.slots, *prices, job.product_queue, job.persistent, job.record_limit, len(STALLS)
-    )
-    if waiting >= 0:
-        raise RuntimeError(deadlock(last, waiting, stuck % len(job.warp_start), row))
+    p = plan(job)
+    s = state(p, job, MOST_ANSWERS)
+    key, remembered = (b"", memo(len(p.kinds), 1, keeps=False)) if p.strict else _borrow(job, p, s.totals.shape[1])
+    s.control[:, RECORDING] = remembered.counts[KEEPS]
+    _simulate(p, s, remembered)
+    if not p.strict and remembered.counts[KEEPS]:
+        _memos[key] = remembered
+        while len(_memos) > KEPT_MEMOS:
+            _memos.pop(next(iter(_memos)), None)
+    last = int(s.control[:, LAST].max())
+    if s.counters[FINISHED] < len(job.queue):
+        raise RuntimeError(deadlock(last, *_stuck(p, s)))
+    s.tiles[:-1][s.tiles[:-1, RESIDENT] == 0, :2] = len(s.tiles) - 1  # a tile that has left has no neighbours
+    totals = s.totals + s.counted
+    first_issued = totals.shape[1] - len(job.bundles)
     return Run(
-        ticks=int(last), ctas=ctas, busy=busy, shared=used, stalls=stalls, issued=issued, records=records, events=int(events)
-    )
+        ticks=last, ctas=s.ctas, busy=totals[:, BUSY:USED_SMEM].reshape(p.sms, QUARTERS, N_PIPES + 1),
+        shared=np.column_stack((totals[:, USED_SMEM], s.ports)),
+        stalls=totals[:, STALLED:first_issued].reshape(p.sms, p.per_cta, N_STALLS),
+        issued=totals[:, first_issued:].sum(axis=0), records=s.records[: s.counters[RECORDS]],
+        events=int(totals[:, EVENTS].sum()), **({"traffic": s.traffic, "l2": s.tiles} if job.l2 else {}),
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,16 @@ import numpy as np
 from ..model.attention import Attention
 from ..model.gpu import GPU
 from ..model.instructions import COUNTERS, INSTRUCTIONS, counters
-from ..model.program import Program
+from ..model.program import IntArray, Program
 from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
-from .chip import Dispatch, bundle_counts, dispatch, strided, tile_work
+from .chip import Dispatch, bundle_counts, chip_notes, dispatch, strided, tile_work
 from .clock import Clock, sustained
 from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run, bundle_table, make_job
-from .residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, Residency, Traffic
+from .fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
+from .residency import Residency, Traffic
 
 
 def _reference(job: Job) -> Run:
@@ -45,6 +46,7 @@ class Launch:
     clock: Clock
     bounds: dict[str, float]
     interval: dict[str, float]
+    notes: tuple[str, ...] = ()
 
     @property
     def smem_bytes(self) -> int:
@@ -54,7 +56,8 @@ class Launch:
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What happened. Cycles first; times carry the clock used. ``units``: busy share of the whole chip; ``stalls``: share of a
-    warp's life by what it waited for; ``bytes``: the ledger; ``limiter``: what binds, in words."""
+    warp's life by what it waited for; ``bytes``: the ledger; ``limiter``: what binds, in words. ``notes`` of chip scope: why it
+    may differ from SM scope."""
 
     schedule: str
     gpu: str
@@ -76,6 +79,22 @@ class Result:
     provenance: dict[str, int]
     host_bound: bool
     counts_from: tuple[str, ...] = field(default=())
+    scope: str = "sm"
+    notes: tuple[str, ...] = ()
+
+
+SCOPES = ("sm", "chip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How a launch is run: ``cap`` in MHz, whether power limits the clock below it, and what :func:`simulate` was given."""
+
+    engine: str
+    scope: str
+    cap: float
+    limited: bool
+    record_limit: int
 
 
 def simulate(
@@ -84,30 +103,40 @@ def simulate(
     attention: Attention,
     *,
     engine: str = "fast",
+    scope: str = "sm",
     clock: float | str = "power",
     record_limit: int = 0,
 ) -> Result:
     """Predict ``schedule`` on ``gpu`` for ``attention``.
 
-    ``engine``: "fast" or "simpy". ``clock``: MHz (a cap; the power limit still applies), "boost" (the boost clock whatever the
-    power) or "power" (boost as the cap). ``record_limit``: events to keep for a timeline. Raises ValueError where the schedule
-    cannot run, with a sentence.
+    ``engine``: "fast" or "simpy". ``scope``: "sm", the SM that ends last with its fair share of L2 and HBM, or "chip", every SM
+    and what they share. ``clock``: MHz (a cap; the power limit still applies), "boost" (the boost clock whatever the power) or
+    "power" (boost as the cap). ``record_limit``: events to keep for a timeline. Raises ValueError where the schedule cannot run,
+    with a sentence.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
-    cap = cap_mhz(gpu, clock)
+    if scope not in SCOPES:
+        raise ValueError(f"scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
+    how = How(engine=engine, scope=scope, cap=cap_mhz(gpu, clock), limited=clock != "boost", record_limit=record_limit)
     programs = lowered(schedule, gpu, attention)
     residency = Residency(programs, int(gpu.l2.resident_bytes))
+    chip = Residency(programs, int(gpu.l2.resident_bytes)) if scope == "chip" else None
     launches, dirty = [], 0
     for program in programs:
         fits = occupancy(gpu, program)
         slots = int(gpu.sm.count) * fits.ctas_per_sm
         traffic = residency.launch(program, slots)
-        if program is programs[-1]:  # what is still dirty leaves for HBM after the kernel, and is its doing
+        left = None
+        if program is programs[-1] and chip is None:  # what is still dirty leaves for HBM after the kernel, and is its doing
             left = residency.flush()
             traffic, dirty = traffic + left, left.total(HBM_WRITE)
-        launches.append(_launch(program, gpu, fits, traffic, cap, engine, record_limit, limited=clock != "boost"))
-    return _result(schedule, gpu, attention, tuple(launches), dirty)
+        launches.append(_launch(program, gpu, fits, traffic, how, chip))
+    if chip is not None:
+        left = chip.flush()
+        launches[-1] = replace(launches[-1], traffic=launches[-1].traffic + left)
+        dirty = left.total(HBM_WRITE)
+    return _result(schedule, gpu, attention, tuple(launches), dirty, scope)
 
 
 def cap_mhz(gpu: GPU, clock: float | str) -> float:
@@ -119,46 +148,46 @@ def cap_mhz(gpu: GPU, clock: float | str) -> float:
     return float(clock)
 
 
-def _launch(
-    program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, cap: float, engine: str, record_limit: int, *, limited: bool
-) -> Launch:
+def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: How, chip: Residency | None) -> Launch:
+    """Time one kernel. ``traffic``: what a replay found; with ``chip``, the L2 of chip scope, the run finds its own."""
     table = bundle_table(program, gpu)
-    sms = int(gpu.sm.count)
     per_tile = bundle_counts(program)
     counts = _instructions(program, per_tile.sum(axis=0))
-    work = tile_work(program, table)
-    # how much of a sub-partition's port one CTA uses when alone
-    gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
-    ports = (per_tile @ table[:, PORT]) / 4
-    alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
-    order = strided(work, sms=sms) if program.strided else dispatch(work, sms=sms, slots=fits.ctas_per_sm, alone=alone)
+    issued = {name: n for name, n in counts.items() if n}
+    order = _dispatched(program, gpu, fits, table, per_tile)
     # an SM with two CTAs asks for twice what an SM with one does, and L2 and HBM serve requests as they come
-    shares = min(len(program.tiles), sms * fits.ctas_per_sm) / min(len(order.queue), fits.ctas_per_sm)
-    hbm_rate = hbm_mix(gpu, traffic)
-    bytes_ = _ledger(program, counts, traffic)
-    mhz, mark = cap, Clock(mhz=cap, rule="", watts=0.0)
-    for _ in range(2):  # memory is in ns and SMs in cycles: the clock moves one against the other, so look twice
+    slots = int(gpu.sm.count) * fits.ctas_per_sm
+    shares = min(len(program.tiles), slots) / min(len(order.queue), fits.ctas_per_sm)
+    planned, hbm_rate = traffic, hbm_mix(gpu, traffic)
+    mhz, mark = how.cap, Clock(mhz=how.cap, rule="", watts=0.0)
+    for scope in ("sm", how.scope):  # memory is in ns, SMs in cycles: the clock moves one against the other, so look twice
         job = make_job(
             program,
             gpu,
+            bundles=table,
             clock_mhz=mhz,
             slots=fits.ctas_per_sm,
-            queue=order.queue,
-            miss_ppm=traffic.miss_ppm(program),
+            queue=order.queue if scope == "sm" else np.arange(len(program.tiles)),
+            miss_ppm=planned.miss_ppm(program),
             shares=shares,
             hbm_bytes_per_s=hbm_rate,
-            record_limit=record_limit,
+            l2=None if chip is None or scope == "sm" else chip.shared(program),
+            record_limit=how.record_limit,
         )
         run = fast_engine.run(job)
+        if chip is not None and scope == "chip":
+            traffic = chip.traffic(run.traffic).with_local(planned)
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
-        mark = sustained(gpu, cycles=cycles, counts=counts, bytes_=bytes_, cap_mhz=cap)
-        if not limited:
-            mark = Clock(mhz=cap, rule=f"boost {cap:.0f} MHz, power limit ignored", watts=mark.watts)
-        if abs(mark.mhz - mhz) < 0.02 * mhz:
+        mark = sustained(gpu, cycles=cycles, counts=issued, bytes_=_ledger(program, issued, traffic), cap_mhz=how.cap)
+        if not how.limited:
+            mark = Clock(mhz=how.cap, rule=f"boost {how.cap:.0f} MHz, power limit ignored", watts=mark.watts)
+        if scope == how.scope and abs(mark.mhz - mhz) < 0.02 * mhz:
             break
         mhz = mark.mhz
-    if engine != "fast":  # the clock was found with the fast engine; both give the same run
-        run = ENGINES[engine](job)
+    if how.engine != "fast":  # the clock was found with the fast engine; both give the same run
+        run = ENGINES[how.engine](job)
+    if chip is not None:
+        chip.leave(run.l2)
     return Launch(
         program=program,
         occupancy=fits,
@@ -171,7 +200,19 @@ def _launch(
         clock=mark,
         bounds=unit_bounds(table, per_tile.sum(axis=0), gpu, mark.mhz, traffic, hbm_rate),
         interval=initiation_interval(program, table, fits.ctas_per_sm),
+        notes=() if chip is None else chip_notes(program, run, planned, traffic, slots=fits.ctas_per_sm),
     )
+
+
+def _dispatched(program: Program, gpu: GPU, fits: Occupancy, table: IntArray, per_tile: IntArray) -> Dispatch:
+    """Who gets which tile, where CTAs share an SM's port: how much of it one uses when alone decides."""
+    work = tile_work(per_tile, table)
+    if program.strided:
+        return strided(work, sms=int(gpu.sm.count))
+    gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
+    ports = (per_tile @ table[:, PORT]) / 4
+    alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
+    return dispatch(work, sms=int(gpu.sm.count), slots=fits.ctas_per_sm, alone=alone)
 
 
 def _instructions(program: Program, issued: Any) -> dict[str, int]:
@@ -193,7 +234,8 @@ def hbm_mix(gpu: GPU, traffic: Traffic) -> float:
 
 def _ledger(program: Program, counts: dict[str, int], traffic: Traffic) -> dict[str, int]:
     read, written = traffic.total(HBM_READ), traffic.total(HBM_WRITE)
-    spilled = sum(n * INSTRUCTIONS[name].spill_bytes for name, n in counts.items())
+    issued = [(INSTRUCTIONS[name], n) for name, n in counts.items() if n]
+    spilled = sum(n * kind.spill_bytes for kind, n in issued)
     from_sms = traffic.total(L2_READ) + traffic.total(L2_WRITE) + spilled
     return {
         "hbm_read": read,
@@ -201,11 +243,11 @@ def _ledger(program: Program, counts: dict[str, int], traffic: Traffic) -> dict[
         "hbm": read + written,
         "l2_sm": from_sms,
         "l2": from_sms + read + written,  # what the profiler counts: the SMs' side and the fills and write-backs of HBM
-        "smem": sum(n * INSTRUCTIONS[name].smem_bytes for name, n in counts.items()),
+        "smem": sum(n * kind.smem_bytes for kind, n in issued),
     }
 
 
-def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[Launch, ...], dirty: int) -> Result:
+def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[Launch, ...], dirty: int, scope: str) -> Result:
     cycles = sum(x.cycles for x in launches)
     busy_ms = sum(x.cycles / x.clock.mhz / 1e3 for x in launches)
     gap_ms = max(0, len(launches) - 1) * gpu.launch.stream_us / 1e3
@@ -254,6 +296,8 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         limiter=HOST_BOUND if host_bound else limiter(units, stalls, launches, gpu, idle),
         provenance=provenance(gpu),
         host_bound=host_bound,
+        scope=scope,
+        notes=tuple(note for x in launches for note in x.notes),
         counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
     )
 

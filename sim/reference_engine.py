@@ -36,7 +36,8 @@ from .engine import (
     Run,
     deadlock,
 )
-from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Warp
+from .reference_memory import ChipMemory
+from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Tile, Warp
 from .reference_parts import TENSOR as TENSOR_PIPE
 
 Process = Generator[simpy.Event, Any, None]
@@ -56,6 +57,8 @@ class _Machine:
         self.bundles = [Bundle.of(row) for row in job.bundles.tolist()]
         self.expressions, self.mbarriers = job.expressions.tolist(), job.mbarriers.tolist()
         self.per_cta = len(job.warp_start)
+        self.chip = ChipMemory(job) if job.l2 is not None else None
+        self.follows: dict[int, int] = {}  # the CTA after each in a persistent slot
         warps = job.sms * job.slots * self.per_cta
         self.sms = [Sm(job) for _ in range(job.sms)]
         quarters = range(warps, warps + job.sms * SUB_PARTITIONS)
@@ -101,13 +104,20 @@ class _Machine:
             self.stall(warp, STALL_LAUNCH, tick - asked)
             self.clock.env.process(cta.life(warp, order, self.clock.at(tick, warp.number)))
 
-    def end_tile(self, tile: _Tile, slot: int) -> None:
+    def end_tile(self, tile: Tile, slot: int) -> None:
         now = self.clock.now
         self.table[tile.order, 4] = now
         self.ended += 1
         if self.head < len(self.job.queue) and not self.job.persistent:
             self.head += 1
             self.start_cta(slot, self.head - 1, now + self.latency[REPLACE], now)
+
+    def following(self, order: int) -> int:
+        """The next CTA of a persistent slot: decided when the first of its warps asks."""
+        if order not in self.follows:
+            self.follows[order] = self.head if self.job.dynamic else order + self.job.sms * self.job.slots
+            self.head += self.job.dynamic
+        return self.follows[order]
 
     # --- barriers ---
 
@@ -148,7 +158,9 @@ class _Machine:
         elif bundle.smem:
             resume = self.share(warp, bundle, resume)
         if bundle.spill:
-            self.sms[warp.sm].memory(now, bundle.spill, -1)
+            self.sms[warp.sm].l2(now, bundle.spill)
+            if self.chip is not None:
+                self.chip.l2_queue(now, bundle.spill)
         if LOAD <= bundle.path < WGMMA:
             self.move(warp, bundle.path)
         warp.left -= 1
@@ -188,7 +200,13 @@ class _Machine:
         row = warp.row
         moved = row[BYTES] * (row[COUNT] - warp.left + 1) // row[COUNT] - warp.done_bytes
         warp.done_bytes += moved
-        arrives = self.sms[warp.sm].memory(self.clock.now, moved, row[TENSOR])
+        sm, tensor, now = self.sms[warp.sm], row[TENSOR], self.clock.now
+        size = moved // sm.multicast[tensor] if tensor >= 0 else moved
+        if self.chip is None:
+            arrives = sm.memory(now, size, tensor)
+        else:
+            block, port = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1, sm.l2(now, size)
+            arrives = self.chip.request(now, size, tensor, row[BUNDLE], block, warp.args, sm.used, port)
         if path == TO_SMEM:
             warp.open_until = max(warp.open_until, arrives)
         elif path == LOAD:
@@ -199,14 +217,6 @@ class _Machine:
             self.book(cta.mbarrier(warp, row)[0], 0, -moved, arrives + self.latency[TMA])
 
 
-class _Tile:
-    """A tile that a CTA works on: its place in the queue, its arguments and how many warps have not ended it."""
-
-    def __init__(self, job: Job, order: int, alive: int) -> None:
-        self.order, self.number, self.alive = order, int(job.queue[order]), alive
-        self.args: list[int] = job.tile_args[self.number].tolist()
-
-
 class _Cta:
     """A CTA on a slot: its barriers, and the tiles that its warps have begun."""
 
@@ -214,7 +224,7 @@ class _Cta:
         self.machine, self.slot = machine, slot
         self.named: dict[int, NamedBarrier] = {}
         self.mbarriers = [[Mbarrier(count) for _ in range(stages)] for _, count, stages in machine.mbarriers]
-        self.tiles: dict[int, _Tile] = {}
+        self.tiles: dict[int, Tile] = {}
         self.steps: dict[int, Callable[[Warp, list[int]], simpy.Event | None]] = {
             Opcode.WAIT_SCOREBOARD: self.wait,
             Opcode.WAIT_GROUP: self.wait,
@@ -238,7 +248,7 @@ class _Cta:
     def begin(self, order: int, tick: int) -> None:
         """The first of the CTA's warps begins the tile at ``order`` of the queue."""
         machine, slots = self.machine, self.machine.job.slots
-        tile = self.tiles[order] = _Tile(machine.job, order, machine.per_cta)
+        tile = self.tiles[order] = Tile(machine.job, order, machine.per_cta)
         machine.table[order, :4] = tile.number, self.slot // slots, self.slot % slots, tick
 
     def life(self, warp: Warp, order: int, start: simpy.Event) -> Process:
@@ -257,7 +267,7 @@ class _Cta:
                 machine.end_tile(tile, self.slot)
             if not job.persistent:
                 return
-            order += job.sms * job.slots
+            order = machine.following(order)
             warp.pc = warp.again
 
     def run(self, warp: Warp) -> Process:
@@ -300,8 +310,7 @@ class _Cta:
 
     def wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
         until, reason = warp.due(row[OPCODE], row[ARG])
-        held_up = self.machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT and until else 0
-        return self.wait_until(warp, until + held_up, reason)
+        return self.wait_until(warp, until + (self.machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT else 0), reason)
 
     def commit(self, warp: Warp, row: list[int]) -> None:
         warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
@@ -333,7 +342,7 @@ class _Cta:
     def mbarrier_arrive(self, warp: Warp, row: list[int]) -> None:
         at = self.machine.clock.now
         if row[ARG] == AFTER_PRODUCTS:
-            at = max(at, warp.product_until)
+            at = max(at, warp.product_until + self.machine.homes[warp.number].held_up)
         self.machine.book(self.mbarrier(warp, row)[0], row[COUNT], row[BYTES], at)
 
     def mbarrier_wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
@@ -351,16 +360,9 @@ class _Cta:
 
     # --- control flow ---
 
-    def expression(self, warp: Warp, number: int) -> int:
-        const, arg, arg_coef, depth, coef, outer, outer_coef = self.machine.expressions[number]
-        total: int = const
-        total += arg_coef * warp.args[arg] if arg >= 0 else 0
-        total += coef * warp.loops[depth] if depth >= 0 else 0
-        return total + (outer_coef * warp.loops[outer] if outer >= 0 else 0)
-
     def loop(self, warp: Warp, row: list[int]) -> None:
         depth = self.machine.code[row[JUMP]][INDEX]
-        trips = self.expression(warp, row[ARG])
+        trips = warp.value(self.machine.expressions[row[ARG]])
         if trips <= 0:
             warp.pc = row[JUMP]
         else:
@@ -375,7 +377,7 @@ class _Cta:
             warp.loops[depth] = 0
 
     def skip(self, warp: Warp, row: list[int]) -> None:
-        if self.expression(warp, row[ARG]) < 0:
+        if warp.value(self.machine.expressions[row[ARG]]) < 0:
             warp.pc = row[JUMP] - 1
 
 
@@ -393,4 +395,5 @@ def run(job: Job) -> Run:
         issued=np.array(machine.issued, np.int64),
         records=np.array(machine.records, np.int64).reshape(-1, len(RECORD_COLUMNS)),
         events=machine.clock.events,
+        **({"traffic": np.array(chip.traffic), "l2": np.array(chip.table())} if (chip := machine.chip) else {}),
     )

@@ -40,6 +40,7 @@ from .engine import (
 
 SUB_PARTITIONS = 4
 MILLION = 1_000_000
+NEVER_ISSUED = -(1 << 62)  # a product's end where there was none
 TENSOR = PIPES.index("tensor")
 WAIT_SCOREBOARD, WAIT_GROUP = int(Opcode.WAIT_SCOREBOARD), int(Opcode.WAIT_GROUP)
 DEPEND, MMA_WAIT = int(Opcode.DEPEND), int(Opcode.MMA_WAIT)
@@ -116,12 +117,14 @@ class Sm:
         self.used[port] += cost
         return self.free[port]
 
+    def l2(self, tick: int, size: int) -> int:
+        """When ``size`` bytes asked for at ``tick`` have come through the SM's own port."""
+        return self.queue(L2_PORT, tick, size * self.rate[L2_RATE][0] // self.rate[L2_RATE][1]) + int(self.latency[L2_LATENCY])
+
     def memory(self, tick: int, size: int, tensor: int) -> int:
         """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
         rate, latency = self.rate, self.latency
-        if tensor >= 0:
-            size //= self.multicast[tensor]
-        done: int = self.queue(L2_PORT, tick, size * rate[L2_RATE][0] // rate[L2_RATE][1]) + latency[L2_LATENCY]
+        done = self.l2(tick, size)
         if tensor >= 0:
             self.missed[tensor] += self.miss_ppm[tensor]
             if self.missed[tensor] >= MILLION:
@@ -153,11 +156,18 @@ class Warp:
         self.pc = self.again = pc
         self.loops, self.trips = [0] * LOOP_DEPTH, [0] * LOOP_DEPTH
         self.board, self.result_at = [0] * SCOREBOARDS, 0
-        self.open_until = self.product_until = 0  # a product's end is kept without what will hold it up
+        self.open_until, self.product_until = 0, NEVER_ISSUED  # a product's end is kept without what will hold it up
         self.begun = False  # it has issued products that it has not committed yet
         self.groups: list[int] = []  # when each closed cp.async group has landed
         self.products: list[int] = []  # when each closed group of products is done
         self.steps = [0] * max(1, self.rings)  # how often each ring went on
+
+    def value(self, row: list[int]) -> int:
+        """Of one :class:`~flashsim.model.program.Index`."""
+        total, arg, arg_coef, depth, coef, outer, outer_coef = row
+        total += arg_coef * self.args[arg] if arg >= 0 else 0
+        total += coef * self.loops[depth] if depth >= 0 else 0
+        return total + (outer_coef * self.loops[outer] if outer >= 0 else 0)
 
     def due(self, op: int, arg: int) -> tuple[int, int]:
         """When what a waiting row waits for has arrived, and the stall it is booked under."""
@@ -168,6 +178,14 @@ class Warp:
         groups, reason = (self.products, STALL_PRODUCT) if op == MMA_WAIT else (self.groups, STALL_GROUP)
         number = len(groups) - arg
         return (groups[number - 1] if number > 0 else 0), reason
+
+
+class Tile:
+    """A tile that a CTA works on: its place in the queue, its arguments and how many warps have not ended it."""
+
+    def __init__(self, job: Job, order: int, alive: int) -> None:
+        self.order, self.number, self.alive = order, int(job.queue[order]), alive
+        self.args: list[int] = job.tile_args[self.number].tolist()
 
 
 class NamedBarrier:
@@ -212,7 +230,7 @@ class SubPartition:
         self, clock: Clock, key: int, bundles: list[Bundle], product_queue: int, grant: Callable[[SubPartition, Warp], None]
     ) -> None:
         self.clock, self.key, self.bundles, self.grant = clock, key, bundles, grant
-        self.product_ends = [0] * product_queue  # of the last ones issued, without what has held them up: ``held_up`` in all
+        self.product_ends = [NEVER_ISSUED] * product_queue  # of the last ones issued, without ``held_up``
         self.held_up = 0
         self.members: list[Warp] = []
         self.port_free, self.pipe_free = 0, [0] * len(PIPES)

@@ -8,19 +8,28 @@ the replay leaves out is time: CTAs of unequal speed drift apart on a real chip.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..model.instructions import INSTRUCTIONS, Path
-from ..model.program import IntArray, Opcode, Program, Tensor
-from .engine import LOOP_DEPTH
-from .fast_parts import control, expression, jit
+from ..model.program import IntArray, Opcode, Program
+from ..model.program import Tensor as GlobalTensor
+from ..model.rows import BUNDLE, INDEX, JUMP, OPCODE, TENSOR
+
+# isort: off
+from .engine import LOOP_DEPTH, SharedL2
+from .fast_lru import (
+    BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, NEWER, OLDER, OWNER, PLANE, RESIDENT,
+    SHARERS, TILE_SIZE, access, touch, unlink,
+)  # fmt: skip
+from .fast_parts import control, expression, jit, part
+# isort: on
 
 ISSUE, LOOP, END = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END)
 SKIP, EXIT = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT)
-L2_READ, L2_WRITE, HBM_READ, HBM_WRITE = range(4)
 STORES = (Path.GLOBAL_STORE, Path.TMA_STORE)
 LOCAL = "local"  # the frames of registers spilled once a CTA, one a CTA slot
 MOST_SLOTS = 8192  # more than any chip has
@@ -39,6 +48,10 @@ class Traffic:
             rows[name] = (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
         return Traffic(by_tensor=rows)
 
+    def with_local(self, other: Traffic) -> Traffic:
+        """The same with the frames of spilled registers as ``other`` counts them."""
+        return Traffic(by_tensor={name: other.by_tensor[name] if name == LOCAL else row for name, row in self.by_tensor.items()})
+
     def total(self, column: int) -> int:
         return sum(row[column] for row in self.by_tensor.values())
 
@@ -52,89 +65,19 @@ class Traffic:
         return np.array(out, dtype=np.int64)
 
 
-@jit
-def _unlink(i: int, older: Any, newer: Any) -> None:
-    older[newer[i]] = older[i]
-    newer[older[i]] = newer[i]
-
-
-@jit
-def _touch(i: int, older: Any, newer: Any, root: int) -> None:
-    """Put tile ``i`` at the recent end of the list."""
-    newest = older[root]
-    older[i], newer[i] = newest, root
-    newer[newest] = i
-    older[root] = i
-
-
-@jit
-def _access(
-    i: int,
-    size: int,
-    write: bool,
-    t: int,
-    share: int,
-    owner: Any,
-    older: Any,
-    newer: Any,
-    resident: Any,
-    dirty: Any,
-    state: Any,
-    capacity: int,
-    out: Any,
-) -> None:
-    """Tile ``i`` of tensor ``t`` is read or written: count it, bring it in, and let the oldest tiles go.
-
-    ``share``: CTAs that one request serves; each is counted for its part of it.
-    """
-    root = resident.shape[0]
-    out[t, L2_WRITE if write else L2_READ] += size // share
-    if resident[i] > 0:
-        _unlink(i, older, newer)
-    else:
-        resident[i] = size
-        state[0] += size
-        if not write:
-            out[t, HBM_READ] += size
-    if write:
-        dirty[i] = 1
-    _touch(i, older, newer, root)
-    while state[0] > capacity:
-        victim = newer[root]
-        _unlink(victim, older, newer)
-        state[0] -= resident[victim]
-        if dirty[victim]:
-            out[owner[victim], HBM_WRITE] += resident[victim]
-            dirty[victim] = 0
-        resident[victim] = 0
+@part
+def _frame(tiles: Any, held: Any, capacity: int, out: Any, local: int, i: Any, size: int, write: bool) -> None:
+    """A CTA writes its spilled registers, or reads them at its end."""
+    out[local, L2_WRITE if write else L2_READ] += size
+    access(tiles, held, capacity, out, i, size, write)
 
 
 @jit
 def _replay(
-    code: Any,
-    expressions: Any,
-    tile_args: Any,
-    starts: Any,
-    slots: int,
-    is_write: Any,
-    multicast: Any,
-    base: Any,
-    blocks: Any,
-    plane_col: Any,
-    size_base: Any,
-    sizes: Any,
-    owner: Any,
-    older: Any,
-    newer: Any,
-    resident: Any,
-    dirty: Any,
-    state: Any,
-    capacity: int,
-    local: int,
-    local_base: int,
-    local_bytes: int,
-    out: Any,
-) -> None:
+    code: Any, expressions: Any, tile_args: Any, starts: Any, slots: int, is_write: Any, tensors: Any, sizes: Any, tiles: Any,
+    held: Any, capacity: int, local: int, local_bytes: int, out: Any,
+) -> None:  # fmt: skip
+    """Resident CTAs advance in turn, one access each. ``local``: the tensor of frames, of ``local_bytes`` each (0: none)."""
     n_tiles, roles = tile_args.shape[0], starts.shape[0]
     agents = slots * roles
     pc = np.full(agents, -1, np.int64)
@@ -142,70 +85,116 @@ def _replay(
     loops = np.zeros((agents, LOOP_DEPTH), np.int64)
     trips = np.zeros((agents, LOOP_DEPTH), np.int64)
     left = np.zeros(slots, np.int64)
-    head = 0
-    running = 0
-    for slot in range(slots):
-        if head < n_tiles:
-            for r in range(roles):
-                pc[slot * roles + r], tile[slot * roles + r] = starts[r], head
-            left[slot] = roles
-            head += 1
-            running += 1
-            if local_bytes > 0:
-                frame = local_base + slot
-                _access(frame, local_bytes, True, local, 1, owner, older, newer, resident, dirty, state, capacity, out)
+    head = running = min(slots, n_tiles)
+    frames = tensors[local, BASE]
+    for slot in range(head):
+        for a in range(slot * roles, (slot + 1) * roles):
+            pc[a], tile[a] = starts[a - slot * roles], slot
+        left[slot] = roles
+        if local_bytes > 0:
+            _frame(tiles, held, capacity, out, local, frames + slot, local_bytes, True)
     while running > 0:
         for a in range(agents):
             if pc[a] < 0:
                 continue
-            args = tile_args[tile[a]]
             while True:
-                row = code[pc[a]]
-                op = row[0]
-                if op in (LOOP, END, SKIP):
-                    pc[a] = control(code, pc[a], expressions, args, loops[a], trips[a])
-                elif op == EXIT:
-                    pc[a] = -1
-                    slot = a // roles
-                    left[slot] -= 1
-                    if left[slot] == 0:
-                        if local_bytes > 0:
-                            frame = local_base + slot
-                            _access(
-                                frame, local_bytes, False, local, 1, owner, older, newer, resident, dirty, state, capacity, out
-                            )
-                        if head < n_tiles:
-                            for r in range(roles):
-                                pc[slot * roles + r], tile[slot * roles + r] = starts[r], head
-                            left[slot] = roles
-                            head += 1
-                            if local_bytes > 0:
-                                _access(
-                                    frame, local_bytes, True, local, 1, owner, older, newer, resident, dirty, state, capacity, out
-                                )
-                        else:
-                            running -= 1
-                    break
-                elif op == ISSUE and row[5] >= 0:
-                    t = row[5]
-                    block = expression(expressions[row[6]], args, loops[a])
+                op, kind = code[pc[a], OPCODE], code[pc[a], TENSOR]
+                if op == ISSUE:
+                    args = tile_args[tile[a]]
+                    block = expression(expressions[code[pc[a], INDEX]], args, loops[a])
+                    write = is_write[code[pc[a], BUNDLE]]
                     pc[a] += 1
-                    if block < 0 or block >= blocks[t]:
+                    if block < 0 or block >= tensors[kind, BLOCKS]:
                         continue
-                    i = base[t] + args[plane_col[t]] * blocks[t] + block
-                    size = sizes[size_base[t] + block]
-                    write = is_write[row[1]]
-                    _access(i, size, write, t, multicast[t], owner, older, newer, resident, dirty, state, capacity, out)
+                    i = tensors[kind, BASE] + args[tensors[kind, PLANE]] * tensors[kind, BLOCKS] + block
+                    size = sizes[tensors[kind, FIRST_SIZE] + block]
+                    # each CTA that a request serves is counted for its part of it
+                    out[kind, L2_WRITE if write else L2_READ] += size // tensors[kind, SHARERS]
+                    access(tiles, held, capacity, out, i, size, write)
                     break
-                else:
-                    pc[a] += 1
+                if op != EXIT:
+                    pc[a] = control(code, pc[a], expressions, tile_args[tile[a]], loops[a], trips[a])
+                    continue
+                pc[a] = -1
+                slot = a // roles
+                left[slot] -= 1
+                if left[slot] == 0:
+                    if local_bytes > 0:
+                        _frame(tiles, held, capacity, out, local, frames + slot, local_bytes, False)
+                    if head < n_tiles:
+                        for k in range(slot * roles, (slot + 1) * roles):
+                            pc[k], tile[k] = starts[k - slot * roles], head
+                        left[slot] = roles
+                        head += 1
+                        if local_bytes > 0:
+                            _frame(tiles, held, capacity, out, local, frames + slot, local_bytes, True)
+                    else:
+                        running -= 1
+                break
+
+
+@jit
+def _drop(tiles: Any, held: Any, i: int) -> None:
+    unlink(tiles, i)
+    held[0] -= tiles[i, RESIDENT]
+    tiles[i, RESIDENT] = tiles[i, DIRTY] = 0
+
+
+@jit
+def _insert(tiles: Any, held: Any, i: int, size: int, dirty: bool) -> None:
+    touch(tiles, i)
+    tiles[i, RESIDENT], tiles[i, DIRTY] = size, dirty
+    held[0] += size
+
+
+def _accesses(program: Program) -> tuple[IntArray, IntArray]:
+    """(code, first row of each role) for a replay: the rows that move global bytes, and the loops and guards around them."""
+    code, rows = program.code, program.code.tolist()
+    moves = (code[:, OPCODE] == ISSUE) & (code[:, TENSOR] >= 0)
+    before = np.concatenate(([0], np.cumsum(moves)))
+    kept = moves | (code[:, OPCODE] == EXIT)
+    for pc, row in enumerate(rows):
+        if row[OPCODE] in (LOOP, SKIP) and before[row[JUMP]] > before[pc]:
+            kept[pc] = True
+            kept[row[JUMP]] |= row[OPCODE] == LOOP  # its END
+    place = np.concatenate(([0], np.cumsum(kept)))  # of each row, or of the next one that is kept
+    out = code[kept]
+    jumps = out[:, JUMP] >= 0
+    out[jumps, JUMP] = place[out[jumps, JUMP]]
+    return out, place[[role.start for role in program.roles]]
+
+
+#: The last replays into an empty L2, by all that they depend on: traffic, and what L2 holds at the end.
+_replays: dict[bytes, tuple[IntArray, IntArray, IntArray]] = {}
+KEPT_REPLAYS = 16
+
+
+def _digest(*parts: Any) -> bytes:
+    digest = hashlib.sha256()
+    for part_ in parts:
+        array = np.ascontiguousarray(part_)
+        digest.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
+    return digest.digest()
+
+
+def _block_sizes(tensor: GlobalTensor) -> IntArray:
+    """``block_bytes`` of each block of a head plane."""
+    width = tensor.cols_per_block or tensor.cols
+    rows = np.clip(tensor.rows - np.arange(tensor.row_blocks) * tensor.block_rows, 0, tensor.block_rows)
+    cols = np.clip(tensor.cols - np.arange(tensor.col_blocks) * width, 0, width)
+    return np.asarray(np.outer(rows, cols).ravel() * tensor.bytes_per_element, np.int64)
+
+
+def writes(program: Program) -> Any:
+    """Which bundles write to global memory."""
+    return np.array([any(INSTRUCTIONS[name].path in STORES for name, _ in bundle) for bundle in program.bundles], np.bool_)
 
 
 class Residency:
     """L2 of one chip over the launches of a schedule. Tiles stay between launches; :meth:`flush` writes back the dirty ones."""
 
     def __init__(self, programs: tuple[Program, ...], capacity: int) -> None:
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, GlobalTensor] = {}
         for program in programs:
             for tensor in program.tensors:
                 known = tensors.setdefault(tensor.name, tensor)
@@ -215,65 +204,57 @@ class Residency:
                     )
         if any(program.local_bytes for program in programs):
             frames = max(min(len(program.tiles), MOST_SLOTS) for program in programs)
-            tensors[LOCAL] = Tensor(name=LOCAL, heads=1, rows=frames, cols=1, bytes_per_element=1, block_rows=1)
+            tensors[LOCAL] = GlobalTensor(name=LOCAL, heads=1, rows=frames, cols=1, bytes_per_element=1, block_rows=1)
         self.tensors, self.capacity = list(tensors.values()), capacity
         self.number = {name: i for i, name in enumerate(tensors)}
-        self.blocks = np.array([t.blocks for t in self.tensors], np.int64)
+        blocks = [t.blocks for t in self.tensors]
         counts = np.array([t.blocks * t.heads for t in self.tensors], np.int64)
-        self.base = np.concatenate(([0], np.cumsum(counts)))[:-1]
-        self.size_base = np.concatenate(([0], np.cumsum(self.blocks)))[:-1]
-        self.sizes = np.array([t.block_bytes(b) for t in self.tensors for b in range(t.blocks)], np.int64)
+        self.table = np.zeros((len(self.tensors), 5), np.int64)
+        self.table[:, BASE] = np.cumsum(counts) - counts
+        self.table[:, BLOCKS] = blocks
+        self.table[:, FIRST_SIZE] = np.cumsum(blocks) - blocks
+        self.table[:, SHARERS] = [t.multicast for t in self.tensors]
+        self.sizes = np.concatenate([_block_sizes(t) for t in self.tensors])
         total = int(counts.sum())
-        self.multicast = np.array([t.multicast for t in self.tensors], np.int64)
-        self.owner = np.repeat(np.arange(len(self.tensors)), counts)
-        self.older, self.newer = np.full(total + 1, total, np.int64), np.full(total + 1, total, np.int64)
-        self.resident, self.dirty = np.zeros(total, np.int64), np.zeros(total, np.int8)
-        self.state = np.zeros(1, np.int64)
+        self.tiles = np.zeros((total + 1, TILE_SIZE), np.int64)
+        self.tiles[:, [OLDER, NEWER]] = total
+        self.tiles[:-1, OWNER] = np.repeat(np.arange(len(self.tensors)), counts)
+        self.held = np.zeros(1, np.int64)
 
     def launch(self, program: Program, slots: int) -> Traffic:
         """Replay one launch with ``slots`` resident CTAs on the whole chip."""
-        writes = np.array(
-            [any(INSTRUCTIONS[name].path in STORES for name, _ in bundle) for bundle in program.bundles], np.bool_
-        )
+        code, starts = _accesses(program)
+        tensors = self.tensors_of(program)
         order = np.array([self.number[t.name] for t in program.tensors], np.int64)
+        moves = code[:, TENSOR] >= 0
+        code[moves, TENSOR] = order[code[moves, TENSOR]]
         out = np.zeros((len(self.tensors), 4), np.int64)
-        code = program.code.copy()
-        mask = code[:, 5] >= 0
-        code[mask, 5] = order[code[mask, 5]]
-        planes = np.zeros(len(self.tensors), np.int64)
-        for t in program.tensors:
-            planes[self.number[t.name]] = program.tiles.names.index(t.head_arg)
-        starts = np.array([role.start for role in program.roles], np.int64)
         for tensor in program.tensors:
             self._inherit(tensor, out)
-        _replay(
-            code,
-            program.expression_table,
-            program.tiles.values.astype(np.int64),
-            starts,
-            slots,
-            writes,
-            self.multicast,
-            self.base,
-            self.blocks,
-            planes,
-            self.size_base,
-            self.sizes,
-            self.owner,
-            self.older,
-            self.newer,
-            self.resident,
-            self.dirty,
-            self.state,
-            self.capacity,
-            self.number.get(LOCAL, 0),
-            int(self.base[self.number[LOCAL]]) if LOCAL in self.number else 0,
-            program.local_bytes,
-            out,
-        )
-        return self._traffic(out)
+        tiles = program.tiles.values.astype(np.int64)
+        arguments = (code, program.expression_table, tiles, starts, slots, writes(program), tensors)
+        local = (self.number.get(LOCAL, 0), program.local_bytes)
+        if self.held[0]:
+            _replay(*arguments, self.sizes, self.tiles, self.held, self.capacity, *local, out)
+            return self.traffic(out)
+        key = _digest(*arguments, self.sizes, len(self.tiles), self.capacity, *local)
+        if key not in _replays:
+            _replay(*arguments, self.sizes, self.tiles, self.held, self.capacity, *local, out)
+            _replays[key] = out, self.tiles.copy(), self.held.copy()
+            while len(_replays) > KEPT_REPLAYS:
+                _replays.pop(next(iter(_replays)), None)
+            return self.traffic(out)
+        out, self.tiles[:], self.held[:] = _replays[key]
+        return self.traffic(out)
 
-    def _inherit(self, tensor: Tensor, out: IntArray) -> None:
+    def tensors_of(self, program: Program) -> IntArray:
+        """The table of tensors with the tile arguments that pick ``program``'s planes."""
+        table = self.table.copy()
+        for tensor in program.tensors:
+            table[self.number[tensor.name], PLANE] = program.tiles.names.index(tensor.head_arg)
+        return table
+
+    def _inherit(self, tensor: GlobalTensor, out: IntArray) -> None:
         """Other views of the same storage ("S@tile" for "S@rows") hand over: whole if they fit in L2, else by write-back.
 
         A storage larger than L2 has lost its beginning by the time the next kernel starts there, so nothing of it would hit.
@@ -282,41 +263,46 @@ class Residency:
         for other in self.tensors:
             if other.name == tensor.name or other.name.split("@")[0] != storage:
                 continue
-            span = slice(
-                int(self.base[self.number[other.name]]), int(self.base[self.number[other.name]]) + other.blocks * other.heads
-            )
-            held = self.resident[span] > 0
+            first = int(self.table[self.number[other.name], BASE])
+            theirs = self.tiles[first : first + other.blocks * other.heads]
+            held = theirs[:, RESIDENT] > 0
             if not held.any():
                 continue
             whole = bool(held.all())
-            was_dirty = bool(self.dirty[span].any())
+            was_dirty = bool(theirs[:, DIRTY].any())
             if not whole:
-                out[self.number[other.name], HBM_WRITE] += int((self.resident[span] * self.dirty[span]).sum())
-            for i in np.flatnonzero(held) + span.start:
-                self._drop(int(i))
+                out[self.number[other.name], HBM_WRITE] += int((theirs[:, RESIDENT] * theirs[:, DIRTY]).sum())
+            for i in np.flatnonzero(held) + first:
+                _drop(self.tiles, self.held, i)
             if whole:
+                sizes = self.sizes[self.table[mine, FIRST_SIZE] :]
                 for block in range(tensor.blocks * tensor.heads):
-                    self._insert(
-                        int(self.base[mine]) + block, int(self.sizes[self.size_base[mine] + block % tensor.blocks]), was_dirty
-                    )
+                    _insert(self.tiles, self.held, int(self.table[mine, BASE]) + block, sizes[block % tensor.blocks], was_dirty)
 
-    def _drop(self, i: int) -> None:
-        _unlink(i, self.older, self.newer)
-        self.state[0] -= self.resident[i]
-        self.resident[i] = self.dirty[i] = 0
+    def shared(self, program: Program) -> SharedL2:
+        """L2 as ``program`` finds it, for a run of the whole chip."""
+        for tensor in program.tensors:
+            self._inherit(tensor, np.zeros((len(self.tensors), 4), np.int64))
+        return SharedL2(
+            tensors=self.tensors_of(program), numbers=np.array([self.number[t.name] for t in program.tensors], np.int64),
+            sizes=self.sizes, tiles=self.tiles, held=int(self.held[0]), capacity=self.capacity,
+            writes=writes(program).astype(np.int64),
+        )  # fmt: skip
 
-    def _insert(self, i: int, size: int, dirty: bool) -> None:
-        _touch(i, self.older, self.newer, len(self.resident))
-        self.resident[i], self.dirty[i] = size, dirty
-        self.state[0] += size
+    def leave(self, tiles: IntArray) -> None:
+        """L2 as a run of the whole chip left it (``Run.l2``)."""
+        self.tiles[:] = tiles
+        self.tiles[:, FILLED] = 0
+        self.held[0] = self.tiles[:, RESIDENT].sum()
 
     def flush(self) -> Traffic:
         """Write back what is still dirty; nothing stays dirty."""
         out = np.zeros((len(self.tensors), 4), np.int64)
-        np.add.at(out[:, HBM_WRITE], self.owner, self.resident * self.dirty)
-        self.dirty[:] = 0
-        return self._traffic(out)
+        tiles = self.tiles[:-1]
+        np.add.at(out[:, HBM_WRITE], tiles[:, OWNER], tiles[:, RESIDENT] * tiles[:, DIRTY])
+        tiles[:, DIRTY] = 0
+        return self.traffic(out)
 
-    def _traffic(self, out: IntArray) -> Traffic:
+    def traffic(self, out: IntArray) -> Traffic:
         rows = {t.name: tuple(int(v) for v in row) for t, row in zip(self.tensors, out, strict=True)}
         return Traffic(by_tensor={name: (row[0], row[1], row[2], row[3]) for name, row in rows.items()})

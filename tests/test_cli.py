@@ -244,7 +244,7 @@ def test_bad_input_is_one_sentence(args: list[str], words: str) -> None:
         (["predict", "fa2", *SHAPE, "--causl"], "--causal"),
         (["predict", "fa2"], "Missing option"),
         (["predict", "fa2", *shape(batch="two")], "'two' is not a valid integer"),
-        (["predict", "fa2", *SHAPE, "--scope", "chip"], "'chip' is not 'sm'"),
+        (["predict", "fa2", *SHAPE, "--scope", "gpc"], "'gpc' is not one of 'sm', 'chip'"),
         (["compare", *SHAPE], "Missing argument"),
     ],
 )

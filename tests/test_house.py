@@ -24,9 +24,6 @@ TOMLS = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.toml"))
 
 FILE_LINES, FUNCTION_LINES = 400, 60
 
-#: One compiled loop each (numba inlines no smaller pieces without cost); everything else keeps to FUNCTION_LINES.
-LONG_FUNCTIONS = {"_replay", "_simulate"}
-
 #: What each package may import of the others.
 ALLOWED = {
     "model": {"model"},
@@ -60,7 +57,7 @@ def test_files_are_short(path: Path) -> None:
 @each(SOURCES)
 def test_functions_are_short(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in LONG_FUNCTIONS:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < FUNCTION_LINES, f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
 

@@ -12,7 +12,7 @@ from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.instructions import INSTRUCTIONS
 from flashsim.model.schedules import SCHEDULES, get_schedule
-from flashsim.sim.chip import Dispatch, dispatch, tile_work
+from flashsim.sim.chip import Dispatch, bundle_counts, dispatch, tile_work
 from flashsim.sim.engine import PORT, bundle_table
 from flashsim.sim.predict import simulate
 
@@ -94,7 +94,7 @@ def test_a_causal_tile_needs_no_more_than_a_full_one(name: str, gpu: str) -> Non
     chip = load_gpu(gpu)
     shape = {"batch": 1, "heads_q": 2, "seqlen_q": 1024, "head_dim": 64}
     plain, causal = (get_schedule(name).lower(chip, Attention(**shape, causal=c))[-1] for c in (False, True))  # type: ignore[arg-type]
-    work = [tile_work(p, bundle_table(p, chip)) for p in (plain, causal)]
+    work = [tile_work(bundle_counts(p), bundle_table(p, chip)) for p in (plain, causal)]
     assert (work[0] == work[0][0]).all()
     assert (work[0] > 0).all()
     if name == "fa2":  # Q blocks from first to last see more and more keys

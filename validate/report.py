@@ -15,10 +15,10 @@ from ..model.attention import Attention
 from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS
 from ..model.schedules import SCHEDULES
+from ..sim.fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
 from ..sim.picture import FAMILIES, UNIT_LABELS, picture
 from ..sim.plot import ink_on
 from ..sim.predict import UNIT_WORDS, WAIT_WORDS, Launch, Result
-from ..sim.residency import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
 from .page import bar, cards, falling, made, numbers, page, percent, row, size, table
 from .report_timeline import WORDS, timeline
 

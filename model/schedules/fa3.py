@@ -84,6 +84,7 @@ class FA3:
                 tiles=grid(gpu, attention, t),
                 profile=f"{profile['kind']}: {profile['source']}" if profile else "ideal",
                 persistent=self.persistent,
+                dynamic=attention.causal,
                 cluster=t.cluster,
                 launch_registers=b.registers if t.specialized else 0,
                 idle_warps=(-1 if t.fp8 else 3) if t.specialized else 0,
