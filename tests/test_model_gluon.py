@@ -1,4 +1,4 @@
-"""Gluon's attention kernel for Blackwell: FA4's pipeline without the paper's ideas, the order of its tiles, its time."""
+"""Gluon's attention kernel for Blackwell: FA4's pipeline without the paper's ideas, its tiles' order, its time beside FA4's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two warpgroups without an order between them: a faster unit may cost them the order that its queue gave, and that alone."""
+"""Two warpgroups without an order between them: a faster unit may cost them what order its queue gave them, and that alone."""
 
 from __future__ import annotations
 
