@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from itertools import accumulate, chain, groupby
 
 from .instructions import COUNTERS, INSTRUCTIONS
 from .program import CODE_COLUMNS, Opcode
@@ -19,7 +21,10 @@ EXTRA_INSTRUCTION = {
 
 OPCODE, BUNDLE, COUNT, ARG, BYTES, TENSOR, INDEX, JUMP, STATEMENT, BARRIER, RING = range(len(CODE_COLUMNS))
 
-Edited = list[tuple[int, list[list[int]]]]
+ISSUE, DEPEND = int(Opcode.ISSUE), int(Opcode.DEPEND)
+
+Bundle = tuple[tuple[str, int], ...]  # (instruction, number) pairs
+Edited = list[list[list[int]]]  # of each row from some place on: the rows that take its place
 
 
 class Rows:
@@ -28,8 +33,9 @@ class Rows:
     def __init__(self) -> None:
         self.code: list[list[int]] = []
         self.asynchronous = False  # whether it holds products that run on after their issue
-        self.bundles: list[tuple[tuple[str, int], ...]] = []
-        self.numbers: dict[tuple[tuple[str, int], ...], int] = {}  # of the bundles
+        self.bundles: list[Bundle] = []
+        self.numbers: dict[Bundle, int] = {}  # of the bundles
+        self.counted: list[dict[str, int]] = []  # instructions of each bundle by counter
         self.products: list[bool] = []  # whether each bundle has a product
 
     def __len__(self) -> int:
@@ -41,21 +47,27 @@ class Rows:
     ) -> None:  # fmt: skip
         self.code.append([int(opcode), bundle, count, arg, total_bytes, tensor, index, jump, statement, barrier, ring])
 
-    def bundle(self, counts: Mapping[str, int]) -> int:
-        key = tuple((name, n) for name, n in counts.items() if n)
-        number = self.numbers.setdefault(key, len(self.bundles))
-        if number == len(self.bundles):
-            self.bundles.append(key)
-            self.products.append(any(INSTRUCTIONS[name].columns for name, _ in key))
+    def bundle(self, bundle: Bundle) -> int:
+        """Its number; instructions that a bundle does not have are left out of it."""
+        number = self.numbers.get(bundle)
+        if number is None:
+            number = self.numbers[bundle] = len(self.bundles)
+            self.bundles.append(bundle)
+            counted: dict[str, int] = {}
+            for name, n in bundle:
+                counter = INSTRUCTIONS[name].counter
+                counted[counter] = counted.get(counter, 0) + n
+            self.counted.append(counted)
+            self.products.append(any(INSTRUCTIONS[name].columns for name, _ in bundle))
         return number
 
     def ideal(self, start: int) -> dict[str, int]:
         """Instructions by counter in the code from ``start`` on."""
         ideal = dict.fromkeys((*COUNTERS, "none"), 0)
         for row in self.code[start:]:
-            if row[OPCODE] == Opcode.ISSUE:
-                for name, n in self.bundles[row[BUNDLE]]:
-                    ideal[INSTRUCTIONS[name].counter] += n * row[COUNT]
+            if row[OPCODE] == ISSUE:
+                for counter, n in self.counted[row[BUNDLE]].items():
+                    ideal[counter] += n * row[COUNT]
         return ideal
 
     def spread(self, start: int, counts: Mapping[str, float], *, products: bool = True) -> None:
@@ -67,20 +79,21 @@ class Rows:
         ideal = self.ideal(start)
         total = sum(ideal.values()) - (0 if products else ideal["tensor"])
         extra = {c: counts[c] - ideal.get(c, 0) for c in counts if c in EXTRA_INSTRUCTION}
-        body, passed, given = self.code[start:], 0, dict.fromkeys(extra, 0)
+        passed, given = 0, dict.fromkeys(extra, 0)
         edited: Edited = []
-        for i, row in enumerate(body):
+        for row in self.code[start:]:
             added = [row]
-            if row[OPCODE] == Opcode.ISSUE:
-                counted = [n for name, n in self.bundles[row[BUNDLE]] if products or INSTRUCTIONS[name].counter != "tensor"]
-                passed += row[COUNT] * sum(counted)
-                for counter, n in extra.items():
-                    due = round(n * passed / total) - given[counter]
-                    if due > 0:
-                        given[counter] += due
-                        added.append(self._issue({EXTRA_INSTRUCTION[counter]: 1}, due, -1, row[STATEMENT]))
-            edited.append((i, added))
-        self.replace(start, edited, len(body))
+            edited.append(added)
+            if row[OPCODE] != ISSUE:
+                continue
+            counted = self.counted[row[BUNDLE]]
+            passed += row[COUNT] * (sum(counted.values()) - (0 if products else counted.get("tensor", 0)))
+            for counter, n in extra.items():
+                due = round(n * passed / total) - given[counter]
+                if due > 0:
+                    given[counter] += due
+                    added.append(self._issue(((EXTRA_INSTRUCTION[counter], 1),), due, -1, row[STATEMENT]))
+        self.replace(start, edited)
 
     def pad(self, start: int, stall_cycles: float) -> None:
         """Hold the warp so that all but the products from ``start`` on take a lone warp the compiler's ``stall_cycles`` or more.
@@ -90,15 +103,15 @@ class Rows:
         """
         kept: Edited = []
         shuffled = transferred = False
-        for i, row in enumerate(self.code[start:]):
-            if row[OPCODE] == Opcode.ISSUE:
+        for row in self.code[start:]:
+            if row[OPCODE] == ISSUE:
                 names = [name for name, _ in self.bundles[row[BUNDLE]]]
                 shuffled = "shfl" in names
                 transferred |= any(INSTRUCTIONS[name].pipe == "tmem" for name in names)
-            kept.append((i, [] if row[OPCODE] == Opcode.DEPEND and not (shuffled or transferred) else [row]))
-            transferred &= row[OPCODE] != Opcode.DEPEND
-        self.replace(start, kept, len(kept))
-        asynchronous = any(row[OPCODE] == Opcode.ISSUE and self._product(row) for row in self.code[start:])
+            kept.append([] if row[OPCODE] == DEPEND and not (shuffled or transferred) else [row])
+            transferred &= row[OPCODE] != DEPEND
+        self.replace(start, kept)
+        asynchronous = any(row[OPCODE] == ISSUE and self.products[row[BUNDLE]] for row in self.code[start:])
         ideal = self.ideal(start)
         issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
         if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
@@ -106,43 +119,37 @@ class Rows:
 
     def pack(self) -> None:
         """Turn each run of instructions between waits into bundles of about BUNDLE_WEIGHT issue cycles, evenly mixed."""
-        targets = {row[JUMP] for row in self.code if row[JUMP] >= 0}
-        self.asynchronous = any(row[OPCODE] == Opcode.ISSUE and self._product(row) for row in self.code)
+        targets = {row[JUMP] for row in self.code}
+        self.asynchronous = any(row[OPCODE] == ISSUE and self.products[row[BUNDLE]] for row in self.code)
         edited: Edited = []
-        run: list[int] = []
-        board = -1  # that the run sets
+        run: list[list[int]] = []
+        begin, board = 0, -1  # of the run: its first row, and the scoreboard that it sets
         for i, row in enumerate(self.code):
-            plain = row[OPCODE] == Opcode.ISSUE and row[BYTES] == 0 and not self._product(row)
+            plain = row[OPCODE] == ISSUE and row[BYTES] == 0 and not self.products[row[BUNDLE]]
             if run and (not plain or i in targets or (row[ARG] >= 0 and board >= 0 and row[ARG] != board)):
-                edited.append((run[0], self._mixed([self.code[j] for j in run])))
+                edited[begin] = self._mixed(run, board)
                 run, board = [], -1
-            if plain:
-                run.append(i)
-                board = max(board, row[ARG])
-            else:
-                edited.append((i, [row]))
-        self.replace(0, edited, len(self.code))
+            if not plain:
+                edited.append([row])
+                continue
+            begin = begin if run else i
+            run.append(row)
+            board = max(board, row[ARG])
+            edited.append([])
+        self.replace(0, edited)
 
-    def replace(self, start: int, edited: Edited, length: int) -> None:
-        """Put ``edited`` (old offset, new rows) in place of the code from ``start`` on, and move the jumps along."""
-        new: list[list[int]] = []
-        moved = {}
-        for old, rows in edited:
-            moved[start + old] = start + len(new)
-            new += rows
-        moved[start + length] = start + len(new)
-        self.code[start:] = new
-        for row in self.code:
+    def replace(self, start: int, edited: Edited) -> None:
+        """Put ``edited`` in place of the code from ``start`` on, and move its jumps along; none leads there from before."""
+        places = list(accumulate(map(len, edited), initial=start))
+        self.code[start:] = chain.from_iterable(edited)
+        for row in self.code[start:]:
             if row[JUMP] >= start:
-                row[JUMP] = moved[row[JUMP]]
+                row[JUMP] = places[row[JUMP] - start]
 
-    def _product(self, row: list[int]) -> bool:
-        return self.products[row[BUNDLE]]
+    def _issue(self, bundle: Bundle, times: int, board: int, statement: int) -> list[int]:
+        return [ISSUE, self.bundle(bundle), times, board, 0, -1, -1, -1, statement, -1, -1]
 
-    def _issue(self, counts: Mapping[str, int], times: int, board: int, statement: int) -> list[int]:
-        return [int(Opcode.ISSUE), self.bundle(counts), times, board, 0, -1, -1, -1, statement, -1, -1]
-
-    def _mixed(self, rows: list[list[int]]) -> list[list[int]]:
+    def _mixed(self, rows: list[list[int]], board: int) -> list[list[int]]:
         counts: dict[str, int] = {}
         for row in rows:
             for name, n in self.bundles[row[BUNDLE]]:
@@ -150,13 +157,15 @@ class Rows:
         weights = {"hmma": MMA_WEIGHT, "stall": int(self.asynchronous)}  # beside a running product short bundles tell
         weight = sum(n * weights.get(name, 1) for name, n in counts.items())
         parts = max(1, round(weight / BUNDLE_WEIGHT))
-        board = max(row[ARG] for row in rows)
-        out: list[list[int]] = []
-        for i in range(parts):
-            share = {name: n * (i + 1) // parts - n * i // parts for name, n in counts.items()}
-            bundle = self.bundle(share)
-            if out and out[-1][BUNDLE] == bundle:
-                out[-1][COUNT] += 1
-            else:
-                out.append(self._issue(share, 1, board, rows[0][STATEMENT]))
-        return out
+        return [self._issue(bundle, times, board, rows[0][STATEMENT]) for bundle, times in mixed(tuple(counts.items()), parts)]
+
+
+@lru_cache(maxsize=4096)  # a kernel's loops, and the candidates of a sweep, have most of their runs in common
+def mixed(counts: Bundle, parts: int) -> tuple[tuple[Bundle, int], ...]:
+    """``counts`` in ``parts`` bundles, as even as whole instructions allow: each with how often it follows itself."""
+    names = [name for name, _ in counts]
+    shares = zip(*([n * (i + 1) // parts - n * i // parts for i in range(parts)] for _, n in counts), strict=True)
+    return tuple(
+        (tuple((name, n) for name, n in zip(names, share, strict=True) if n), sum(1 for _ in same))
+        for share, same in groupby(shares)
+    )

@@ -22,7 +22,7 @@ from .attention import Attention
 from .gpu import GPU
 from .ops import OPS
 from .program import Barrier, Buffer, Index, Opcode, Program, Ring, Role, Statement, Tensor, Tiles
-from .rows import JUMP, OPCODE, Rows
+from .rows import DEPEND, ISSUE, JUMP, OPCODE, Rows
 
 
 @runtime_checkable
@@ -75,12 +75,13 @@ class Builder:
         self.buffers: dict[str, Buffer] = {}
         self.statements: list[Statement] = []
         self.rows = Rows()
-        self.expressions: list[Index] = []
+        self.expressions: dict[Index, int] = {}
         self.loops: list[str] = []
         self.depth = 0
         self.tensors: dict[str, int] = {}
         self.barriers: dict[str, Barrier] = {}
         self.rings: dict[str, Ring] = {}
+        self.numbers: dict[str, dict[str, int]] = {"mbarrier": {}, "named barrier": {}, "ring": {}}  # by which code names them
         self.roles: list[Role] = [Role(name=role, warps=warps, registers=registers, start=0)] if warps else []
         self.single = bool(warps)
         self.leading = False
@@ -120,12 +121,18 @@ class Builder:
 
     def ring(self, name: str, stages: int) -> None:
         self.rings[name] = Ring(name=name, stages=stages)
+        self._count("ring", name)
 
     def mbarrier(self, name: str, *, count: int, stages: int = 1) -> None:
         self.barriers[name] = Barrier(name=name, kind="mbarrier", count=count, stages=stages)
+        self._count("mbarrier", name)
 
     def named_barrier(self, name: str, *, warps: int) -> None:
         self.barriers[name] = Barrier(name=name, kind="named", count=warps)
+        self._count("named barrier", name)
+
+    def _count(self, kind: str, name: str) -> None:
+        self.numbers[kind].setdefault(name, len(self.numbers[kind]))
 
     # --- statements ---
 
@@ -220,8 +227,8 @@ class Builder:
         start = len(self.rows)
         yield
         rows = self.rows.code[start:]
-        issued = next((i for i, row in enumerate(rows) if row[OPCODE] == Opcode.ISSUE), len(rows))
-        self.rows.code[start:] = rows[:issued] + [row for row in rows[issued:] if row[OPCODE] != Opcode.DEPEND]
+        issued = next((i for i, row in enumerate(rows) if row[OPCODE] == ISSUE), len(rows))
+        self.rows.code[start:] = rows[:issued] + [row for row in rows[issued:] if row[OPCODE] != DEPEND]
 
     # --- Emitter ---
 
@@ -238,13 +245,14 @@ class Builder:
             index = self._expression(s.index)
         self._row(
             Opcode.ISSUE,
-            bundle=self.rows.bundle({name: 1}),
+            bundle=self.rows.bundle(((name, 1),)),
             count=count,
             arg=scoreboard,
             total_bytes=total_bytes,
             tensor=tensor,
             index=index,
-            **self._order(barrier, ring),
+            barrier=self._number("mbarrier", barrier) if barrier else -1,
+            ring=self._number("ring", ring) if ring else -1,
         )
 
     def wait_scoreboard(self, scoreboard: int) -> None:
@@ -265,26 +273,22 @@ class Builder:
         """A row that orders roles: barriers, rings, product groups."""
         opcode = ORDER[kind]
         if opcode in (Opcode.BARRIER, Opcode.NAMED_ARRIVE):
-            arg, count = self._named(barrier), count or self.barriers[barrier].count
+            arg, count = self._number("named barrier", barrier), count or self.barriers[barrier].count
             barrier = ""
-        self._row(opcode, arg=arg, count=count, total_bytes=total_bytes, **self._order(barrier, ring))
+        self._row(
+            opcode,
+            arg=arg,
+            count=count,
+            total_bytes=total_bytes,
+            barrier=self._number("mbarrier", barrier) if barrier else -1,
+            ring=self._number("ring", ring) if ring else -1,
+        )
 
-    def _named(self, barrier: str) -> int:
-        named = [name for name, each in self.barriers.items() if each.kind == "named"]
-        if barrier not in named:
-            raise ValueError(f"{self.name} has no named barrier {barrier!r}; it has {', '.join(named) or 'none'}")
-        return named.index(barrier)
-
-    def _order(self, barrier: str, ring: str) -> dict[str, int]:
-        mbarriers = [name for name, each in self.barriers.items() if each.kind == "mbarrier"]
-        if barrier and barrier not in mbarriers:
-            raise ValueError(f"{self.name} has no mbarrier {barrier!r}; it has {', '.join(mbarriers) or 'none'}")
-        if ring and ring not in self.rings:
-            raise ValueError(f"{self.name} has no ring {ring!r}; it has {', '.join(self.rings) or 'none'}")
-        return {
-            "barrier": mbarriers.index(barrier) if barrier else -1,
-            "ring": list(self.rings).index(ring) if ring else -1,
-        }
+    def _number(self, kind: str, name: str) -> int:
+        numbers = self.numbers[kind]
+        if name not in numbers:
+            raise ValueError(f"{self.name} has no {kind} {name!r}; it has {', '.join(numbers) or 'none'}")
+        return numbers[name]
 
     # --- result ---
 
@@ -332,9 +336,7 @@ class Builder:
         self.rows.add(opcode, statement=len(self.statements) - 1, **columns)
 
     def _expression(self, index: Index) -> int:
-        if index not in self.expressions:
-            self.expressions.append(index)
-        return self.expressions.index(index)
+        return self.expressions.setdefault(index, len(self.expressions))
 
 
 ORDER = {
