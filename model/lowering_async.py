@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .instructions import WARP_VECTOR_BYTES, wgmma
+from .instructions import INSTRUCTIONS, WARP_VECTOR_BYTES, wgmma
 from .lowering import Emitter, portion
 from .program import Buffer, Statement
 
@@ -88,11 +88,21 @@ def named(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int
 
 
 def product(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """A warpgroup's tile in k-steps of 32 bytes; rows above 64 repeat them."""
+    """A tile in k-steps of 32 bytes: the warpgroups of a role share its rows, and rows above 64 each repeat the steps.
+
+    Raises ValueError where rows do not make whole m64 products, or no wgmma is as wide as the tile.
+    """
     a, dst = buffers[s.reads[0]], buffers[s.writes[0]]
-    element = a.bytes_per_element
-    steps = int(a.cols * element) // K_STEP_BYTES * (dst.rows // MMA_WARPGROUP_ROWS)
+    element, rows = a.bytes_per_element, MMA_WARPGROUP_ROWS * (warps // 4)
+    if warps % 4 or dst.rows % rows:
+        raise ValueError(
+            f"{s.writes[0]} has {dst.rows} rows for {warps} warps; a warpgroup is four warps and its wgmma has"
+            f" {MMA_WARPGROUP_ROWS} rows, so it takes a multiple of {rows or MMA_WARPGROUP_ROWS}: change rows or the role's warps"
+        )
     name = wgmma(dst.cols, fp8=element == 1, from_register=a.space == "register")
+    if name not in INSTRUCTIONS:
+        raise ValueError(f"{s.writes[0]} has {dst.cols} columns; wgmma's N is a multiple of 8 up to 256: change cols")
+    steps = int(a.cols * element) // K_STEP_BYTES * (dst.rows // rows)
     for _ in range(portion(steps, s)):
         emit.issue(name, 1)
 

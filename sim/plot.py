@@ -85,11 +85,11 @@ def title(result: Result) -> str:
 
 
 def subtitle(result: Result) -> str:
-    """Time, rate and limiter."""
-    return (
-        f"{result.cycles:,.0f} cycles = {result.ms:.4g} ms at {result.clock_mhz:.0f} MHz,  {result.tflops:.4g} TFLOP/s."
-        f"  Limiter: {result.limiter}"
-    )
+    """Time, rate and limiter; where the host is slower than the kernels, both times."""
+    cycles = f"{result.cycles:,.0f} cycles at {result.clock_mhz:.0f} MHz"
+    time = f"{result.ms:.4g} ms"
+    kernels = f"{time} on the host's launch path, kernels take {cycles}" if result.host_bound else f"{cycles} = {time}"
+    return f"{kernels},  {result.tflops:.4g} TFLOP/s.  Limiter: {result.limiter}"
 
 
 def caption(laid: Picture, result: Result) -> str:

@@ -113,7 +113,7 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
             f" of {block_q} rows and no mask; set cluster=1"
         )
     released = d >= 128 if fp8 else d <= 128
-    return FA3Tile(
+    t = FA3Tile(
         head_dim=d,
         block_q=block_q,
         block_kv=block_kv,
@@ -126,6 +126,19 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         rescale_first=not fp8 and d > 128 and schedule.intra_overlap,  # in order no product of Q K^T is under way to hide it
         specialized=schedule.warp_specialization,
     )
+    _check_accumulators(t)
+    return t
+
+
+def _check_accumulators(t: FA3Tile) -> None:
+    """S, P (unless it goes through shared memory) and O of 64 rows live in the registers of a warpgroup's 128 threads at once."""
+    p = 0 if t.p_in_smem else t.block_kv * t.element // 8
+    needed = t.block_kv // 2 + p + t.head_dim // 2
+    if needed > t.consumer_registers:
+        raise ValueError(
+            f"fa3 tile {t.block_q}x{t.block_kv} holds {needed} registers a thread of S, P and O at head_dim {t.head_dim}, and"
+            f" {t.groups} consumer warpgroups have {t.consumer_registers} each: change block_q or block_kv"
+        )
 
 
 def _check_own_loads(schedule: FA3, fp8: bool) -> None:

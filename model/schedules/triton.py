@@ -138,15 +138,13 @@ def _block_sync(b: Builder, t: TritonTile, first: Index, left: Index, *, masked:
 
 def _block_async(b: Builder, t: TritonTile, first: Index, left: Index, *, masked: bool) -> None:
     """wgmma: a ring of num_stages blocks, of which the one that the last P V reads is loaded again after the second barrier."""
-    # every warpgroup issues the k-steps of its own rows, a part of the tile's
-    share = (1 - 4 / t.warps, 1.0)
     _arrived(b, 2 * t.ahead - 1, proxy=True)
-    b.op("wgmma", writes="S", reads=("Qs", "Ks"), transpose_b=True, share=share)
+    b.op("wgmma", writes="S", reads=("Qs", "Ks"), transpose_b=True)
     b.op("mma_commit")
     b.op("mma_wait", arg=0)
     _softmax(b, first, masked)
     _arrived(b, 2 * t.ahead - 2, proxy=True)
-    b.op("wgmma", writes="Oacc", reads=("P", "Vs"), accumulate=True, share=share)
+    b.op("wgmma", writes="Oacc", reads=("P", "Vs"), accumulate=True)
     b.op("mma_commit")
     for name in ("K", "V"):
         _advance(b, name.lower(), t.ahead)
