@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, groupby
 
@@ -27,25 +28,48 @@ Bundle = tuple[tuple[str, int], ...]  # (instruction, number) pairs
 Edited = list[list[list[int]]]  # of each row from some place on: the rows that take its place
 
 
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a bundle holds: instructions in all and by counter, whether a product, a shuffle, a transfer of tensor memory."""
+
+    total: int
+    counted: dict[str, int]
+    product: bool
+    shuffle: bool
+    transfer: bool
+
+
+@lru_cache(maxsize=4096)
+def content(bundle: Bundle) -> Content:
+    kinds = [INSTRUCTIONS[name] for name, _ in bundle]
+    counted: dict[str, int] = {}
+    for kind, (_, n) in zip(kinds, bundle, strict=True):
+        counted[kind.counter] = counted.get(kind.counter, 0) + n
+    return Content(
+        total=sum(counted.values()), counted=counted, product=any(kind.columns for kind in kinds),
+        shuffle=any(kind.name == "shfl" for kind in kinds), transfer=any(kind.pipe == "tmem" for kind in kinds),
+    )  # fmt: skip
+
+
 class Rows:
-    """Code rows (CODE_COLUMNS) and the bundles they name."""
+    """Code rows (CODE_COLUMNS) and the bundles they name. ``statement``: the number of the one that rows are added for."""
 
     def __init__(self) -> None:
         self.code: list[list[int]] = []
         self.asynchronous = False  # whether it holds products that run on after their issue
         self.bundles: list[Bundle] = []
         self.numbers: dict[Bundle, int] = {}  # of the bundles
-        self.counted: list[dict[str, int]] = []  # instructions of each bundle by counter
-        self.products: list[bool] = []  # whether each bundle has a product
+        self.contents: list[Content] = []
+        self.statement = -1
 
     def __len__(self) -> int:
         return len(self.code)
 
     def add(
-        self, opcode: Opcode, *, statement: int, bundle: int = -1, count: int = 0, arg: int = -1, total_bytes: int = 0,
+        self, opcode: Opcode, *, bundle: int = -1, count: int = 0, arg: int = -1, total_bytes: int = 0,
         tensor: int = -1, index: int = -1, jump: int = -1, barrier: int = -1, ring: int = -1,
     ) -> None:  # fmt: skip
-        self.code.append([int(opcode), bundle, count, arg, total_bytes, tensor, index, jump, statement, barrier, ring])
+        self.code.append([int(opcode), bundle, count, arg, total_bytes, tensor, index, jump, self.statement, barrier, ring])
 
     def bundle(self, bundle: Bundle) -> int:
         """Its number; instructions that a bundle does not have are left out of it."""
@@ -53,12 +77,7 @@ class Rows:
         if number is None:
             number = self.numbers[bundle] = len(self.bundles)
             self.bundles.append(bundle)
-            counted: dict[str, int] = {}
-            for name, n in bundle:
-                counter = INSTRUCTIONS[name].counter
-                counted[counter] = counted.get(counter, 0) + n
-            self.counted.append(counted)
-            self.products.append(any(INSTRUCTIONS[name].columns for name, _ in bundle))
+            self.contents.append(content(bundle))
         return number
 
     def ideal(self, start: int) -> dict[str, int]:
@@ -66,7 +85,7 @@ class Rows:
         ideal = dict.fromkeys((*COUNTERS, "none"), 0)
         for row in self.code[start:]:
             if row[OPCODE] == ISSUE:
-                for counter, n in self.counted[row[BUNDLE]].items():
+                for counter, n in self.contents[row[BUNDLE]].counted.items():
                     ideal[counter] += n * row[COUNT]
         return ideal
 
@@ -86,8 +105,8 @@ class Rows:
             edited.append(added)
             if row[OPCODE] != ISSUE:
                 continue
-            counted = self.counted[row[BUNDLE]]
-            passed += row[COUNT] * (sum(counted.values()) - (0 if products else counted.get("tensor", 0)))
+            own = self.contents[row[BUNDLE]]
+            passed += row[COUNT] * (own.total if products else own.total - own.counted.get("tensor", 0))
             for counter, n in extra.items():
                 due = round(n * passed / total) - given[counter]
                 if due > 0:
@@ -105,13 +124,13 @@ class Rows:
         shuffled = transferred = False
         for row in self.code[start:]:
             if row[OPCODE] == ISSUE:
-                names = [name for name, _ in self.bundles[row[BUNDLE]]]
-                shuffled = "shfl" in names
-                transferred |= any(INSTRUCTIONS[name].pipe == "tmem" for name in names)
+                own = self.contents[row[BUNDLE]]
+                shuffled = own.shuffle
+                transferred |= own.transfer
             kept.append([] if row[OPCODE] == DEPEND and not (shuffled or transferred) else [row])
             transferred &= row[OPCODE] != DEPEND
         self.replace(start, kept)
-        asynchronous = any(row[OPCODE] == ISSUE and self.products[row[BUNDLE]] for row in self.code[start:])
+        asynchronous = any(row[OPCODE] == ISSUE and self.contents[row[BUNDLE]].product for row in self.code[start:])
         ideal = self.ideal(start)
         issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
         if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
@@ -120,12 +139,12 @@ class Rows:
     def pack(self) -> None:
         """Turn each run of instructions between waits into bundles of about BUNDLE_WEIGHT issue cycles, evenly mixed."""
         targets = {row[JUMP] for row in self.code}
-        self.asynchronous = any(row[OPCODE] == ISSUE and self.products[row[BUNDLE]] for row in self.code)
+        self.asynchronous = any(row[OPCODE] == ISSUE and self.contents[row[BUNDLE]].product for row in self.code)
         edited: Edited = []
         run: list[list[int]] = []
         begin, board = 0, -1  # of the run: its first row, and the scoreboard that it sets
         for i, row in enumerate(self.code):
-            plain = row[OPCODE] == ISSUE and row[BYTES] == 0 and not self.products[row[BUNDLE]]
+            plain = row[OPCODE] == ISSUE and row[BYTES] == 0 and not self.contents[row[BUNDLE]].product
             if run and (not plain or i in targets or (row[ARG] >= 0 and board >= 0 and row[ARG] != board)):
                 edited[begin] = self._mixed(run, board)
                 run, board = [], -1

@@ -152,6 +152,7 @@ class Builder:
         reads = (reads,) if isinstance(reads, str) else reads
         attrs |= {"leader": True} if self.leading else {}
         role = max(0, len(self.roles) - 1)
+        self.rows.statement = len(self.statements)
         self.statements.append(Statement(kind=kind, role=role, writes=writes, reads=reads, index=index, attrs=attrs))
         OPS[kind].lower(self, self.statements[-1], self.buffers, self.warps)
 
@@ -167,13 +168,13 @@ class Builder:
         self.loops.append(var)
         self.op("loop", index=trips, var=var)
         start = len(self.rows)
-        self._row(Opcode.LOOP, arg=self._expression(trips), index=len(self.loops) - 1)
+        self.rows.add(Opcode.LOOP, arg=self._expression(trips), index=len(self.loops) - 1)
         self.depth += 1
         with self.phase(counts=counts, overhead=overhead, stall_cycles=stall_cycles):
             yield
         self.depth -= 1
         self.op("end")
-        self._row(Opcode.END, jump=start, index=self.depth)
+        self.rows.add(Opcode.END, jump=start, index=self.depth)
         self.rows.code[start][JUMP] = len(self.rows) - 1
 
     @contextmanager
@@ -200,7 +201,7 @@ class Builder:
         """Run the body only where ``index`` >= 0."""
         self.op("when", index=index)
         start = len(self.rows)
-        self._row(Opcode.SKIP_IF_NEGATIVE, arg=self._expression(index))
+        self.rows.add(Opcode.SKIP_IF_NEGATIVE, arg=self._expression(index))
         yield
         self.op("end_when")
         self.rows.code[start][JUMP] = len(self.rows)
@@ -243,7 +244,7 @@ class Builder:
             stores = s.kind in ("store", "tma_store")
             tensor = self.tensors.setdefault(s.writes[0] if stores else (s.reads + s.writes)[0], len(self.tensors))
             index = self._expression(s.index)
-        self._row(
+        self.rows.add(
             Opcode.ISSUE,
             bundle=self.rows.bundle(((name, 1),)),
             count=count,
@@ -256,10 +257,10 @@ class Builder:
         )
 
     def wait_scoreboard(self, scoreboard: int) -> None:
-        self._row(Opcode.WAIT_SCOREBOARD, arg=scoreboard)
+        self.rows.add(Opcode.WAIT_SCOREBOARD, arg=scoreboard)
 
     def depend(self) -> None:
-        self._row(Opcode.DEPEND)
+        self.rows.add(Opcode.DEPEND)
 
     def marker(self, kind: str, arg: int) -> None:
         """cp.async groups, and the CTA's own barrier number ``arg``."""
@@ -267,7 +268,7 @@ class Builder:
             self.named_barrier(f"bar{arg}", warps=self.warps)
             self.order("named_sync", f"bar{arg}")
         else:
-            self._row({"commit": Opcode.COMMIT, "wait_group": Opcode.WAIT_GROUP}[kind], arg=arg)
+            self.rows.add({"commit": Opcode.COMMIT, "wait_group": Opcode.WAIT_GROUP}[kind], arg=arg)
 
     def order(self, kind: str, barrier: str = "", ring: str = "", *, count: int = 0, total_bytes: int = 0, arg: int = -1) -> None:
         """A row that orders roles: barriers, rings, product groups."""
@@ -275,7 +276,7 @@ class Builder:
         if opcode in (Opcode.BARRIER, Opcode.NAMED_ARRIVE):
             arg, count = self._number("named barrier", barrier), count or self.barriers[barrier].count
             barrier = ""
-        self._row(
+        self.rows.add(
             opcode,
             arg=arg,
             count=count,
@@ -321,7 +322,7 @@ class Builder:
         )
 
     def _exit(self) -> None:
-        self._row(Opcode.EXIT)
+        self.rows.add(Opcode.EXIT)
 
     def _starts(self) -> None:
         """Where each role's code begins now that it is packed: after the EXIT of the role before it."""
@@ -331,9 +332,6 @@ class Builder:
             Role(name=r.name, warps=r.warps, registers=r.registers, start=start)
             for r, start in zip(self.roles, starts, strict=True)
         ]
-
-    def _row(self, opcode: Opcode, **columns: int) -> None:
-        self.rows.add(opcode, statement=len(self.statements) - 1, **columns)
 
     def _expression(self, index: Index) -> int:
         return self.expressions.setdefault(index, len(self.expressions))

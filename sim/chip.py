@@ -149,8 +149,8 @@ def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
     rate = np.array([min(alone, 1 / max(1, k)) for k in range(slots + 1)])
     critical = _list_schedule(work, sms, slots, rate, sm_of)
     order = np.argsort(sm_of, kind="stable")
-    ends = np.searchsorted(sm_of[order], np.arange(sms), side="right")
-    queues = tuple(np.split(order, ends[:-1]))
+    ends = np.searchsorted(sm_of[order], np.arange(sms), side="right").tolist()
+    queues = tuple(order[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
     return Dispatch(queues=queues, critical=int(critical), waves=n / (sms * slots), idle_sms=sum(not len(q) for q in queues))
 
 

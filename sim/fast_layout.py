@@ -166,7 +166,8 @@ def plan(job: Job) -> Plan:
 def _anchor(job: Job) -> int:
     """The warp whose loop closes a segment: the first of the role with the longest code inside loops."""
     best, code = (-1, 0), job.code[:, [0, 2]].tolist()
-    for warp, start in enumerate(job.warp_start.tolist()):
+    first = {start: warp for warp, start in reversed(list(enumerate(job.warp_start.tolist())))}  # of each role
+    for start, warp in first.items():
         depth = work = 0
         for op, count in code[start:]:
             depth += (op == LOOP) - (op == END)

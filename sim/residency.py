@@ -30,7 +30,7 @@ from .fast_parts import control, expression, jit, part
 
 ISSUE, LOOP, END = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END)
 SKIP, EXIT = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT)
-STORES = (Path.GLOBAL_STORE, Path.TMA_STORE)
+STORES = frozenset(name for name, kind in INSTRUCTIONS.items() if kind.path in (Path.GLOBAL_STORE, Path.TMA_STORE))
 LOCAL = "local"  # the frames of registers spilled once a CTA, one a CTA slot
 MOST_SLOTS = 8192  # more than any chip has
 
@@ -187,7 +187,7 @@ def _block_sizes(tensor: GlobalTensor) -> IntArray:
 
 def writes(program: Program) -> Any:
     """Which bundles write to global memory."""
-    return np.array([any(INSTRUCTIONS[name].path in STORES for name, _ in bundle) for bundle in program.bundles], np.bool_)
+    return np.array([not STORES.isdisjoint(dict(bundle)) for bundle in program.bundles], np.bool_)
 
 
 class Residency:
