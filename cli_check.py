@@ -44,6 +44,8 @@ def check(schedule: str, why: bool, trace: Path | None, as_json: bool, **options
     A few tiles are followed op by op; every access must be known to come after those that it collides with. A trace shows the
     first problem that has a hazard (or the first), with its two operations and, in a deadlock, who waits for what.
     """
+    if trace is not None and (trace.is_dir() or not trace.resolve().parent.is_dir()):
+        raise ValueError(f"--trace {trace} cannot be written: it must be a file in a folder that exists")
     from .sim.hazards import check as judge
 
     chosen = cli._schedule(schedule, options["sets"])

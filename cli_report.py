@@ -52,6 +52,8 @@ def report(names: tuple[str, ...], sweep: Path | None, output: Path, **options: 
     if names or given:
         extra = names[0] if names else f"--{given[0].replace('_', '-')}"
         raise ValueError(f"report got {extra} beside --sweep; the file says what was explored: drop either")
+    if output.resolve() == sweep.resolve():
+        raise ValueError(f"-o {output} is the sweep itself, which the page would replace: name another file")
     from .sim.sweep_file import read_record
     from .validate.report_sweep import report_sweep
 

@@ -16,6 +16,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,13 +210,25 @@ class _Search:
             solver.parameters.search_branching = branching
             if tidy and branching == cp_model.FIXED_SEARCH:
                 continue
-            status = solver.solve(model.model)
+            solver.parameters.catch_sigint_signal = False
+            status = _interruptible(solver, model.model)
             self.spent += solver.response_proto.deterministic_time / EFFORT
             if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 return "found", model.read(solver)
             if status == cp_model.INFEASIBLE:
                 break
         return ("infeasible" if status == cp_model.INFEASIBLE else "unknown"), None
+
+
+def _interruptible(solver: Any, model: Any) -> Any:
+    """The solver's status; Ctrl-C stops the search and goes on as KeyboardInterrupt."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(solver.solve, model)
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
 
 
 def _alike(operations: Sequence[Operation]) -> list[list[int]]:

@@ -179,7 +179,7 @@ CASES: dict[str, Case] = {
 
 #: Those that take most of the time and repeat what others show.
 LONG = (
-    "fa3 in a cluster in 8 bits", "fa3 in a cluster with wide heads", "fa4 in pairs", "fa4 without pairs",
+    "fa3 in a cluster in 8 bits", "fa3 in a cluster with wide heads", "fa4 in pairs", "fa4 without pairs", "fa4 with a mask",
     "fa4 in pairs in 8 bits", "fa4 in pairs with O in Q's place", "gluon in pairs",
 )  # fmt: skip
 

@@ -291,6 +291,7 @@ def test_a_second_q_tile_is_worth_it_and_needs_room() -> None:
     assert rooms["S0.0"].size == 128
 
 
+@pytest.mark.slow
 def test_the_whole_answer() -> None:
     found = best(result("fa4", "b200", q_stages=1), load_gpu("b200"), seconds=8)
     built = found.built

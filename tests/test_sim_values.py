@@ -117,8 +117,11 @@ def cases(draw: st.DrawFn, name: str, dtype: str = "bf16") -> Case:
     if fields.get("cluster") == 2:  # two Q blocks that need the same K/V blocks
         fields["block_q"] = 64
         attention = replace(attention, causal=False, seqlen_q=64 + draw(st.integers(1, 64)))
-    if fields.get("split") == "k" and fields["block_kv"] in (16, 48):  # fewer keys than four warps share
-        fields["block_kv"] = None
+    if fields.get("split") == "k":
+        if fields["block_kv"] in (16, 48):  # fewer keys than four warps share
+            fields["block_kv"] = None
+        if max(attention.head_dim, attention.head_dim_v) > 64:  # four partial sums of 64 rows do not fit in shared memory
+            fields["block_q"] = None
     return Case(
         schedule=get_schedule(name, **fields),
         gpu=draw(st.sampled_from(gpus_of(name))),
