@@ -21,7 +21,7 @@ SECONDS = 20.0
 @click.command()
 @click.argument("schedule")
 @cli.problem_options
-@click.option("--kernel", metavar="NAME", help="Which kernel of the schedule [default: the longest].")
+@click.option("--kernel", metavar="NAME", help="Which kernel of the schedule [default: the longest with a loop].")
 @click.option("--seconds", type=float, default=SECONDS, show_default=True, help="To look for each schedule.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
 @click.option("--as-built", is_flag=True, help="Do not look at more buffers and tiles than the kernel has.")

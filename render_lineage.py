@@ -46,8 +46,9 @@ def ideas(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         if row["idea"] != last:
             last = row["idea"]
+            both = f"; with it: {escape(row['with_it'])}" if row["with_it"] else ""
             console.print(
-                f"\n[bold]{row['generation']}: {escape(row['idea'])}[/bold]   without it: {escape(row['without_it'])};"
+                f"\n[bold]{row['generation']}: {escape(row['idea'])}[/bold]   without it: {escape(row['without_it'])}{both};"
                 f" {escape(row['shape'])}\n[dim]published: {escape(row['claim'])} ({escape(row['source'])})[/dim]"
             )
             of_one = [each for each in rows if each["idea"] == last]

@@ -72,14 +72,15 @@ class Optimum:
 def best(
     result: Result, gpu: GPU, *, kernel: str | None = None, seconds: float = 20.0, seed: int = 0, variants: bool = True
 ) -> Optimum:
-    """The optimum beside one kernel of ``result`` (the longest unless ``kernel`` names another), simulated with RECORDS.
+    """The optimum beside one kernel of ``result`` (the longest with a loop, or ``kernel``), simulated with RECORDS.
 
     ``seconds``: for each schedule that is looked for. ``variants``: look at more buffers and tiles too. Raises ValueError where
     the kernel has no steady loop or OR-tools is missing.
     """
     extra("ortools", "optimum", NEEDS)
     launch = _launch(result, kernel)
-    program, ctas = launch.program, launch.occupancy.ctas_per_sm
+    program = launch.program
+    ctas = min(launch.occupancy.ctas_per_sm, len(launch.job.queue))  # those that the grid gives an SM
     loops, depends, skipped = steady_loop(program)
     graph = loop_graph(program, gpu, launch.job, loops, depends, skipped, ctas)
     looked = [_variant("as built", graph, {}, ctas, seconds, seed)]
@@ -121,7 +122,8 @@ def _longest_tile(program: Program) -> int:
 
 def _launch(result: Result, kernel: str | None) -> Launch:
     if kernel is None:
-        return max(result.launches, key=lambda x: x.cycles)
+        loops = [x for x in result.launches if steady_loops(x.program, _longest_tile(x.program))]
+        return max(loops or result.launches, key=lambda x: x.cycles)
     names = [x.program.name for x in result.launches]
     if kernel not in names:
         raise ValueError(f"{result.schedule} has no kernel {kernel!r}; it has {', '.join(names)}: change --kernel")

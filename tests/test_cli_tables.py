@@ -47,7 +47,8 @@ def test_lineage_prints_its_rows_speed_ups_and_limiters(columns: int, monkeypatc
 
 SIDE = {"cycles": 5_386_122.0, "limiter": "latency: busiest is the tensor cores, 71 %; warps wait most for CTA barriers"}
 IDEA = {
-    "idea": "split Q instead of K", "generation": "FA2", "schedule": "fa2", "without_it": "split=k", "shape": "B4 H32 N2048 D64",
+    "idea": "split Q instead of K", "generation": "FA2", "schedule": "fa2", "without_it": "split=k", "with_it": "counts=ideal",
+    "shape": "B4 H32 N2048 D64",
     "claim": "fewer shared-memory reads and writes", "source": "FA2 section 3.3",
 }  # fmt: skip
 IDEAS = [

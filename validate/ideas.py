@@ -200,7 +200,8 @@ def ideas(
 def _row(idea: Idea, gpu: GPU, known: dict[tuple[Any, ...], Result]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "idea": idea.name, "generation": idea.generation, "schedule": idea.schedule, "gpu": gpu.name,
-        "shape": idea.attention.label, "without_it": _switched(idea), "claim": idea.claim, "source": idea.source,
+        "shape": idea.attention.label, "with_it": _text(idea.fields), "without_it": _switched(idea),
+        "claim": idea.claim, "source": idea.source,
         "published_times": idea.loses, "reason": None,
     }  # fmt: skip
     if idea.missing:
@@ -218,10 +219,14 @@ def _row(idea: Idea, gpu: GPU, known: dict[tuple[Any, ...], Result]) -> dict[str
     }  # fmt: skip
 
 
+def _text(switches: Switches) -> str:
+    return ", ".join(f"{name}={str(value).lower()}" for name, value in switches)
+
+
 def _switched(idea: Idea) -> str:
     if idea.against:
         return idea.against
-    changes = [f"{name}={str(value).lower()}" for name, value in idea.without]
+    changes = [_text(idea.without)] * bool(idea.without)
     changes += [f"dtype={idea.dtype_without}"] * bool(idea.dtype_without) + ["every block computed"] * idea.unmasked
     return ", ".join(changes)
 
