@@ -222,7 +222,8 @@ def _read(path: Path, option: str) -> tuple[Any, dict[str, str]]:
     pa, parquet = _arrow()
     advice = f"give {option} a file that explore -o wrote"
     try:
-        table = parquet.read_table(io.BytesIO(path.read_bytes()))
+        # without threads: one that still ends while the process exits would abort it
+        table = parquet.read_table(io.BytesIO(path.read_bytes()), use_threads=False, pre_buffer=False)
     except OSError as error:
         reason = (error.strerror or "not a Parquet file").lower()
         raise ValueError(f"cannot read {path}: {reason}; {advice}") from None
