@@ -68,8 +68,8 @@ def fa4(*tiles: int, blocks: int, corrected: int = 4) -> Spare:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """``dead``: ops of loops that this problem never enters. ``carried``: tiles of a CTA each are followed as if CTAs went on
-    from tile to tile, so that what a tile leaves behind is used."""
+    """``dead``: ops of loops that this problem never enters. ``least``: findings, or the test has lost its subject. ``carried``:
+    tiles of a CTA each are followed as if CTAs went on from tile to tile, so that what a tile leaves behind is used."""
 
     schedule: str
     gpu: str = "h200"
@@ -77,6 +77,7 @@ class Case:
     shape: dict[str, Any] = field(default_factory=lambda: ALL_PATHS)
     spare: Spare = field(default_factory=dict)
     dead: int = 0
+    least: int = 11
     carried: bool = False
 
     @property
@@ -118,7 +119,8 @@ CASES: dict[str, Case] = {
     "standard": Case(schedule="standard", gpu="a100-40gb", shape={"seqlen_q": 256, "seqlen_kv": 200, "head_dim": 64}),
     "fa1": Case(
         schedule="fa1", gpu="a100-40gb", shape={"seqlen_q": 128, "seqlen_kv": 300, "head_dim": 64, "causal": True},
-        spare={("compute", "barrier"): (1, "")},  # at a later K/V block's start: the last exchange's comes after all reads
+        least=6,  # of seven barriers; the other, at a later K/V block's start: the last exchange's comes after all reads
+        spare={("compute", "barrier"): (1, "")},
     ),
     "triton with mma.sync": Case(
         schedule="triton", gpu="a100-40gb", fields=SMALL, shape=ROUND, spare={("compute", "commit"): (1, GROUP)}
@@ -232,7 +234,7 @@ def test_no_ordering_op_goes_unseen(name: str) -> None:
                 survived.setdefault(text(program, number), []).append(number)
     assert {key: len(numbers) for key, numbers in survived.items()} == {key: n for key, (n, _) in case.spare.items()}
     assert dead == case.dead
-    assert caught > 5  # fa1 has the fewest: seven CTA barriers
+    assert caught >= case.least
     for key, numbers in survived.items():
         reason = case.spare[key][1]
         if reason == NUMBERS:

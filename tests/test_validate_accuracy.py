@@ -83,13 +83,13 @@ def test_fa2_times_hold(file: str, gpu: str, rows: int, bound: float, tmp_path: 
 def test_table_18_of_fa1_holds_and_so_does_its_speed_up(tmp_path: Path) -> None:
     lines = (DATA / "published.csv").read_text().splitlines()
     subset = tmp_path / "table_18.csv"
-    table = [line for line in lines if "FA1 paper Table 18" in line and ",16384," not in line]  # its grids of copies take minutes
+    table = [line for line in lines if "FA1 paper Table 18" in line]
     subset.write_text("\n".join([lines[0], *table]))
     rows = crosscheck(subset)["rows"]
-    assert [row["kernel"] for row in rows] == ["standard"] * 3 + ["fa1"] * 3
+    assert [row["kernel"] for row in rows] == ["standard"] * 3 + ["fa1"] * 4
     errors = [row["error_pct"] for row in rows]
     assert mean(map(abs, errors)) < 15
-    for standard, fa1 in zip(errors[:3], errors[3:], strict=True):  # N = 256, 1024, 4096
+    for standard, fa1 in zip(errors[:3], errors[3:6], strict=True):  # N = 256, 1024, 4096
         assert (1 + standard / 100) / (1 + fa1 / 100) == pytest.approx(1, rel=0.15)
 
 
