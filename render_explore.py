@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .render import _console, _size, _table
+from .render import _console, _smem, _table, brief
 
 if TYPE_CHECKING:
     from .sim.explore import Row, Sweep
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 SHOWN_REASONS = 8
 SHOWN_VALUES = 8  # of one axis in the sensitivity table, and of each axis of a heat map in text
 MAP_VALUES = 12
-LIMITER = 44  # characters of a limiter in a table of candidates
 SHOWN_PCT = 0.05  # what moves less than this counts as nothing
 BAR = 20  # characters of half a tornado
 #: Notes of a change, by how they begin, and what is said of all that have such a one.
@@ -51,6 +50,8 @@ def exploration(sweep: Sweep, found: Mapping[str, Any], *, top: int) -> None:
         console.print(_candidates(f"best by {_objective(objective)}", sweep, good[:top], good[0], objective))
         if good[0]["limiter"] == HOST_BOUND:
             console.print("the best are bound by the host's launch path and equal in time: they are in order of cycles")
+        if found["mixture"]:
+            console.print(escape(f"note: {found['mixture']}"))
         console.print(_candidates("Pareto front: time, registers, SMEM", sweep, found["pareto"][:top], good[0], objective))
         _more(console, len(found["pareto"]) - top)
         console.print("[bold]how much each field matters[/bold]: the best candidate of each value, above the best of all")
@@ -83,15 +84,18 @@ def _candidates(title: str, sweep: Sweep, rows: Sequence[Row], best: Row, object
     from .sim.space import word
 
     names = [axis.name for axis in sweep.space.axes]
-    table = _table(title, "#", *names, "ms", "TFLOP/s", "util", "above best", "regs", "SMEM", "CTAs/SM", "MHz", text=0)
-    table.add_column("limiter", justify="left", overflow="ellipsis", no_wrap=True, max_width=LIMITER)
+    table = _table(title, "#", *names, "ms", "TFLOP/s", "above\nbest", "regs", "SMEM", "CTAs\n/SM", "MHz", "counts", text=0)
+    table.columns[-1].justify = "left"
+    for each in table.columns:
+        each.no_wrap = True  # where it is narrow, limiters give way
+    table.add_column("limiter", justify="left", overflow="fold")
     for row in rows:
         above = 100 * (loss(objective, row) / loss(objective, best) - 1)
         table.add_row(
             str(row["candidate"]), *(escape(word(row[column(name)])) for name in names), f"{row['ms']:.4g}",
-            f"{row['tflops']:.1f}", f"{100 * row['utilization']:.1f} %", _pct(above),
-            str(row["registers_per_thread"]), _size(row["smem_bytes_per_cta"]), str(row["ctas_per_sm"]),
-            f"{row['clock_mhz']:.0f}", escape(row["limiter"]),
+            f"{row['tflops']:.1f}", _pct(above),
+            str(row["registers_per_thread"]), _smem(row["smem_bytes_per_cta"]), str(row["ctas_per_sm"]),
+            f"{row['clock_mhz']:.0f}", escape(row["counts_from"]), escape(brief(row["limiter"])),
         )  # fmt: skip
     return table
 
