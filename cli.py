@@ -201,18 +201,21 @@ def trace(schedule: str, output: Path, limit: int, blocks: int | None, **options
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--by", metavar="COLUMN[,COLUMN]", help="Groups, of gpu, kernel, pass, dtype, head_dim, causal [default: all that differ].")
+@click.option("--rows", "every_row", is_flag=True, help="Also each row with its verdict.")
 @as_json
-def crosscheck(file: Path, as_json: bool) -> None:
+def crosscheck(file: Path, by: str | None, every_row: bool, as_json: bool) -> None:
     """Predict each measured row of FILE (CSV) and say how far off it is, and why."""
-    from . import render
+    from . import render_crosscheck
 
+    keys = render_crosscheck.keys_of(by)
     check = _validate("crosscheck").crosscheck
     with _working(f"predicting the rows of {file}"):
         report = check(file)
     if as_json:
         _print_json(report)
     else:
-        render.crosscheck(report)
+        render_crosscheck.crosscheck(report, file=str(file), by=keys, every_row=every_row)
 
 
 @main.command()

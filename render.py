@@ -48,6 +48,13 @@ def _size(n: float) -> str:
     return f"{n:.4g} TB"
 
 
+def _signed(pct: float) -> str:
+    """Per cent with its sign, which nothing has not; from 100 on without decimals."""
+    if not round(pct, 1):
+        return "0.0 %"
+    return f"{pct:+.1f} %" if abs(pct) < 100 else f"{pct:+,.0f} %"
+
+
 def _smem(n: float) -> str:
     """Shared memory, in the unit that it is given out in."""
     return f"{n / 1024:.4g} KiB"
@@ -85,6 +92,8 @@ def gpu_numbers(gpu: GPU) -> None:
     table = _table(f"{gpu.full_name} ({gpu.name}, {gpu.architecture})", "number", "value")
     for column in ("unit", "kind", "source"):
         table.add_column(column, overflow="fold")
+    for each in table.columns[:-1]:
+        each.no_wrap = True
     for name, number in gpu.numbers():
         table.add_row(name, f"{float(number):.12g}", number.unit, number.kind, escape(number.source))
     _console().print(table)
@@ -266,54 +275,3 @@ def comparison_dict(rows: Iterable[tuple[str, Result | str]]) -> list[dict[str, 
             }
         )
     return out
-
-
-def crosscheck(report: Mapping[str, Any]) -> None:
-    """A row a measurement with its error and verdict, then errors by group; what could not be modelled, with the reason."""
-    good = [row for row in report["rows"] if row["status"] == "ok"]
-    table = _table("rows", "line", "what", "predicted", "measured", "error", text=0)
-    table.columns[1].justify = "left"
-    table.add_column("verdict", justify="left", overflow="fold", min_width=24)
-    for row in good:
-        unit = "cycles" if row.get("measured_cycles") else "ms"
-        what = " ".join(str(row[key]) for key in ("gpu", "kernel", "label") if row.get(key))
-        predicted, measured = (_cell(row.get(f"{side}_{unit}")) for side in ("predicted", "measured"))
-        table.add_row(
-            str(row["line"]), escape(what), f"{predicted} {unit}", f"{measured} {unit}", f"{row['error_pct']:+.1f} %",
-            escape(row["verdict"]),
-        )
-    console = _console()
-    if good:
-        console.print(table)
-    skipped = [{"line": row["line"], "reason": row["reason"]} for row in report["rows"] if row["status"] != "ok"]
-    if skipped:
-        rows("skipped", skipped)
-    plain = {key: value for key, value in report["summary"].items() if not isinstance(value, Mapping)}
-    if plain:
-        rows("summary", [plain])
-    for key, group in report["summary"].items():
-        if isinstance(group, Mapping) and group:
-            nested = {name: value for name, value in group.items() if isinstance(value, Mapping)}
-            rows(f"by {key}" if nested else key, [{key: name, **value} for name, value in nested.items()] if nested else [group])
-
-
-def rows(title: str, table_rows: Sequence[Mapping[str, Any]]) -> None:
-    """Dicts as a table: columns in order of appearance, columns without any value left out."""
-    columns = dict.fromkeys(key for row in table_rows for key, value in row.items() if value not in (None, ""))
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        numeric = all(isinstance(row.get(column), int | float | None) for row in table_rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
-    for row in table_rows:
-        table.add_row(*(escape(_cell(row.get(column))) for column in columns))
-    _console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_cell(v) for v in value)
-    return str(value)
