@@ -201,7 +201,7 @@ def trace(schedule: str, output: Path, limit: int, blocks: int | None, **options
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--by", metavar="COLUMN[,COLUMN]", help="Groups, of gpu, kernel, pass, dtype, head_dim, causal [default: all that differ].")
+@click.option("--by", metavar="NAMES", help="Groups: of gpu,kernel,pass,dtype,head_dim,causal [default: all that differ].")
 @click.option("--rows", "every_row", is_flag=True, help="Also each row with its verdict.")
 @as_json
 def crosscheck(file: Path, by: str | None, every_row: bool, as_json: bool) -> None:

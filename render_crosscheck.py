@@ -40,7 +40,9 @@ def crosscheck(report: Mapping[str, Any], *, file: str, by: Sequence[str], every
 
 def keys_of(text: str | None) -> tuple[str, ...]:
     """The columns that ``--by`` names, without it all but the pass. Raises ValueError for what is no such column."""
-    names = tuple(key for key in KEYS if key != "pass") if text is None else tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if text is None:
+        return tuple(key for key in KEYS if key != "pass")
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in KEYS:
             raise ValueError(f"--by got {name!r}; it takes columns of {', '.join(KEYS)}, as in --by gpu,kernel")
