@@ -199,15 +199,18 @@ def test_a_default_that_follows_the_chip_is_said() -> None:
 # --- the command ---
 
 
-def test_without_changes_it_draws_every_unit(tmp_path: Path) -> None:
+def test_without_changes_it_draws_every_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     png = tmp_path / "tornado.png"
     done = run("--plot", str(png))
     assert done.exit_code == 0, done.output
     for part in ("what each unit costs", "free", "2x", "half", "tensor", "hbm latency", "may not be zero"):
         assert part in done.stdout
-    lines = done.stdout.splitlines()
-    for unit in ("tensor", "hbm latency"):
-        assert sum(line.startswith(unit) and words(unit) in line for line in lines) == 1
+    told = {line["change"]: max(map(abs, line["saved_pct"].values())) for line in json.loads(run("--json").stdout)["tornado"]}
+    assert sum(effect > 0.05 for effect in told.values()) > 3
+    text = done.stdout.partition("without effect")[0].splitlines()
+    for unit, effect in told.items():
+        assert any(line.startswith(f"{unit} ") and words(unit) in line for line in text) is (effect >= 0.05), unit
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
