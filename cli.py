@@ -8,6 +8,7 @@ import difflib
 import errno
 import importlib
 import json
+import logging
 import math
 import sys
 import typing
@@ -36,6 +37,13 @@ class Sentence(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(f"flashsim: {' '.join(self.message.split())}", err=True)
+
+
+class Notes(logging.Handler):
+    """What the package logs, as notes on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"note: {record.getMessage()}", err=True)
 
 
 #: Commands of other modules, imported when they are asked for (those modules import this one).
@@ -135,6 +143,10 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable
 @click.version_option(package_name="flashsim", message="flashsim %(version)s")
 def main() -> None:
     """Predict, explain and cross-check FlashAttention schedules without a GPU."""
+    log = logging.getLogger(__package__)
+    if not any(isinstance(handler, Notes) for handler in log.handlers):
+        log.addHandler(Notes())
+        log.setLevel(logging.INFO)
 
 
 @main.command()
