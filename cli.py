@@ -8,11 +8,12 @@ import difflib
 import errno
 import importlib
 import json
+import logging
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,17 @@ class Sentence(click.ClickException):
         click.echo(f"flashsim: {' '.join(self.message.split())}", err=True)
 
 
+class Notes(logging.Handler):
+    """What the package logs, as notes on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"note: {record.getMessage()}", err=True)
+
+
 #: Commands of other modules, imported when they are asked for (those modules import this one).
 ELSEWHERE = {
     "check": "cli_check", "explore": "cli_explore", "whatif": "cli_explore", "report": "cli_report", "plot": "cli_report",
-    "view": "cli_report", "lineage": "cli_lineage", "optimum": "cli_optimum",
+    "view": "cli_report", "lineage": "cli_lineage", "optimum": "cli_optimum", "gpus": "cli_catalog", "schedules": "cli_catalog",
 }
 
 
@@ -50,6 +58,12 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *ELSEWHERE})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What each command does, its first sentence whole; click would cut it off."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in commands if command])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in ELSEWHERE and cmd_name not in self.commands:
@@ -129,43 +143,10 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable
 @click.version_option(package_name="flashsim", message="flashsim %(version)s")
 def main() -> None:
     """Predict, explain and cross-check FlashAttention schedules without a GPU."""
-
-
-@main.command()
-@click.argument("name", required=False)
-def gpus(name: str | None) -> None:
-    """List the chips, or every number of one with its unit, kind and source."""
-    from . import render
-    from .model.gpu import GPUS, load_gpu
-
-    if name is None:
-        render.gpu_list([load_gpu(each) for each in GPUS])
-    else:
-        render.gpu_numbers(load_gpu(name))
-
-
-@main.command()
-@click.argument("name", required=False)
-@click.option("--gpu", help="Chip [default: h100, or the first that runs it].")
-def schedules(name: str | None, gpu: str | None) -> None:
-    """List the schedules, or one's fields and its Program for a small problem."""
-    from . import render
-    from .model.attention import Attention
-    from .model.gpu import GPUS, load_gpu
-    from .model.schedules import SCHEDULES, get_schedule
-
-    if name is None:
-        render.schedule_list(SCHEDULES)
-        return
-    schedule, attention = get_schedule(name), Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=128)
-    for chip in (chips := [gpu] if gpu else ["h100", *GPUS]):
-        with suppress(*[ValueError] * (chip != chips[-1])):
-            programs = schedule.lower(load_gpu(chip), attention)
-            break
-    render.schedule_fields(SCHEDULES[name])
-    click.echo(f"\n{attention.label} on {chip}:")
-    for program in programs:
-        click.echo(f"\n{program}")
+    log = logging.getLogger(__package__)
+    if not any(isinstance(handler, Notes) for handler in log.handlers):
+        log.addHandler(Notes())
+        log.setLevel(logging.INFO)
 
 
 @main.command()
@@ -238,18 +219,21 @@ def trace(schedule: str, output: Path, limit: int, blocks: int | None, **options
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--by", metavar="NAMES", help="Groups: of gpu,kernel,pass,dtype,head_dim,causal [default: all that differ].")
+@click.option("--rows", "every_row", is_flag=True, help="Also each row with its verdict.")
 @as_json
-def crosscheck(file: Path, as_json: bool) -> None:
+def crosscheck(file: Path, by: str | None, every_row: bool, as_json: bool) -> None:
     """Predict each measured row of FILE (CSV) and say how far off it is, and why."""
-    from . import render
+    from . import render_crosscheck
 
+    keys = render_crosscheck.keys_of(by)
     check = _validate("crosscheck").crosscheck
     with _working(f"predicting the rows of {file}"):
         report = check(file)
     if as_json:
         _print_json(report)
     else:
-        render.crosscheck(report)
+        render_crosscheck.crosscheck(report, file=str(file), by=keys, every_row=every_row)
 
 
 @main.command()
@@ -279,16 +263,20 @@ def _problem(options: dict[str, Any]) -> tuple[GPU, Attention]:
     for text in options["gpu_sets"]:
         number, raw = _pair("--set-gpu", text)
         gpu = gpu.replace_number(number, _number("--set-gpu", number, raw))
-    for name in SIZES:
-        if (options[name] or 0) > LARGEST:
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{name} is {options[name]}; it must be at most {LARGEST}: change {option}")
+    _bounded({name: options[name] for name in SIZES})
     attention = Attention(
         batch=options["batch"], heads_q=options["heads"], seqlen_q=options["seqlen"], head_dim=options["head_dim"],
         heads_kv=options["heads_kv"], seqlen_kv=options["seqlen_kv"], head_dim_v=options["head_dim_v"],
         causal=options["causal"], dtype=options["dtype"], pass_=options["pass_"],
     )
     return gpu, attention
+
+
+def _bounded(sizes: Mapping[str, int | None]) -> None:
+    """Raises ValueError for a size that no problem has."""
+    for name, value in sizes.items():
+        if (value or 0) > LARGEST:
+            raise ValueError(f"{name} is {value}; it must be at most {LARGEST}: change --{name.replace('_', '-')}")
 
 
 def _schedule(name: str, sets: Iterable[str]) -> Schedule:

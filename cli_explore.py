@@ -53,8 +53,8 @@ def _sizes_may_vary(command: click.Command) -> click.Command:
 @click.option("--trials", type=int, help="Search a large space with Optuna: so many candidates.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
 @workers_options
-@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Parquet to write, row by row as they come.")
-@click.option("--overwrite", is_flag=True, help="Replace the sweep that FILE of -o holds.")
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Parquet to write as rows come; replaces no file but a sweep.")
+@click.option("--overwrite", is_flag=True, help="Replace the sweep that FILE of -o holds (no other file).")
 @click.option("--resume", type=_FILE, metavar="FILE", help="Go on with an interrupted sweep.")
 @click.option("--top", type=int, default=10, show_default=True, help="Rows of the table of the best.")
 @click.option("--heatmap", type=(str, _FILE), metavar="X,Y FILE", help="Two varied fields as a picture.")

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from .model.attention import Attention
     from .model.gpu import GPU
+    from .model.schedule import Schedule
     from .sim.predict import Launch, Result
 
 BAR = 24  # characters of a full bar
-PIPED_WIDTH = 140  # columns where the output is not a terminal
+PIPED_WIDTH = 120  # columns where the output is not a terminal and COLUMNS does not tell
 SHOWN_STALL = 0.0005
 
 
 def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(highlight=False, width=None if told else PIPED_WIDTH)
 
 
 def _table(title: str, *columns: str, text: int = 1) -> Table:
     """A table whose first ``text`` columns are words and whose others are numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    name = Text(title, no_wrap=True, overflow="ignore")  # a title may be wider than its table
+    table = Table(title=name, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < text else "right", overflow="fold")
     return table
@@ -40,6 +46,27 @@ def _size(n: float) -> str:
             return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.4g} TB"
+
+
+def _signed(pct: float) -> str:
+    """Per cent with its sign, which nothing has not; from 100 on without decimals."""
+    if not round(pct, 1):
+        return "0.0 %"
+    return f"{pct:+.1f} %" if abs(pct) < 100 else f"{pct:+,.0f} %"
+
+
+def _smem(n: float) -> str:
+    """Shared memory, in the unit that it is given out in."""
+    return f"{n / 1024:.4g} KiB"
+
+
+def brief(limiter: str) -> str:
+    """A limiter for a table's cell: the unit and its share, or what warps wait for."""
+    if limiter.startswith("latency"):
+        return f"waits: {limiter.partition('wait most for ')[2]}"
+    idle = re.match(r"parallelism: (\d+ of \d+ SMs)", limiter)
+    head = f"{idle[1]} idle" if idle else re.sub(r" \([^)]*\)", "", limiter.partition(";")[0])
+    return head.removeprefix("the ").replace(" and the ", " and ").replace(" together", "").replace(" busy", "").replace(",", "")
 
 
 # --- chips and schedules ---
@@ -65,6 +92,8 @@ def gpu_numbers(gpu: GPU) -> None:
     table = _table(f"{gpu.full_name} ({gpu.name}, {gpu.architecture})", "number", "value")
     for column in ("unit", "kind", "source"):
         table.add_column(column, overflow="fold")
+    for each in table.columns[:-1]:
+        each.no_wrap = True
     for name, number in gpu.numbers():
         table.add_row(name, f"{float(number):.12g}", number.unit, number.kind, escape(number.source))
     _console().print(table)
@@ -75,20 +104,31 @@ def schedule_list(schedules: Mapping[str, type[Any]]) -> None:
     table = _table("schedules", "name", "what it is", text=2)
     for name, cls in schedules.items():
         doc = sys.modules[cls.__module__].__doc__ or cls.__doc__ or ""
-        table.add_row(name, escape(doc.strip().splitlines()[0]))
+        table.add_row(name, escape(_prose(doc.strip().splitlines()[0])))
     _console().print(table)
 
 
-def schedule_fields(cls: type[Any]) -> None:
-    """The fields of a schedule with their types and defaults, for --set."""
-    console = _console()
-    console.print(escape(" ".join((sys.modules[cls.__module__].__doc__ or "").split())), "\n")
-    table = _table("fields (--set field=value)", "field", "default", "type", text=3)
-    for f in fields(cls):
-        default = str(f.default).lower() if f.default is None or isinstance(f.default, bool) else str(f.default)
-        table.add_row(f.name, default, str(f.type))
-    console.print(table)
-    console.print(escape(" ".join((cls.__doc__ or "").split())), style="dim")
+def schedule_fields(schedule: Schedule) -> None:
+    """What a schedule is, and its fields with their values and types, for --set."""
+    console, cls = _console(), type(schedule)
+    console.print(escape(_prose(sys.modules[cls.__module__].__doc__)), "\n", sep="")
+    if is_dataclass(schedule):
+        table = _table("fields (--set field=value)", "field", "value", "type", text=3)
+        for f in fields(schedule):
+            value = getattr(schedule, f.name)
+            shown = str(value).lower() if value is None or isinstance(value, bool) else str(value)
+            kind = f.type.__name__ if isinstance(f.type, type) else str(f.type)
+            table.add_row(*(escape(text) for text in (f.name, shown, kind)))
+        console.print(table)
+    else:
+        console.print(escape(f"{schedule.name} has no fields: make its class a dataclass to give it some"))
+    if not (cls.__doc__ or "").startswith(f"{cls.__name__}("):  # what dataclass writes itself repeats the fields
+        console.print(escape(_prose(cls.__doc__)), style="dim")
+
+
+def _prose(doc: str | None) -> str:
+    """A docstring for a terminal: one paragraph, without the marks of code."""
+    return " ".join((doc or "").replace("``", "").split())
 
 
 # --- one prediction ---
@@ -102,8 +142,8 @@ def prediction(result: Result) -> None:
         Panel(
             "\n".join(
                 (
-                    f"[bold]{result.ms:.4g} ms[/bold]   {result.cycles:,.0f} cycles at {result.clock_mhz:.0f} MHz"
-                    f" ({escape(result.clock_rule)})",
+                    f"[bold]{result.ms:.4g} ms[/bold]   {result.cycles:,.0f} cycles at {result.clock_mhz:,.0f} MHz,"
+                    f" {escape(result.clock_rule)}",
                     f"[bold]{result.tflops:.1f} TFLOP/s[/bold] (papers' convention), {result.tflops_exact:.1f}"
                     f" (unmasked pairs only); {100 * result.utilization:.1f} % of the 16-bit tensor peak at that clock",
                     f"limiter: [bold]{escape(result.limiter)}[/bold]",
@@ -235,54 +275,3 @@ def comparison_dict(rows: Iterable[tuple[str, Result | str]]) -> list[dict[str, 
             }
         )
     return out
-
-
-def crosscheck(report: Mapping[str, Any]) -> None:
-    """A row a measurement with its error and verdict, then errors by group; what could not be modelled, with the reason."""
-    good = [row for row in report["rows"] if row["status"] == "ok"]
-    table = _table("rows", "line", "what", "predicted", "measured", "error", text=0)
-    table.columns[1].justify = "left"
-    table.add_column("verdict", justify="left", overflow="fold", min_width=24)
-    for row in good:
-        unit = "cycles" if row.get("measured_cycles") else "ms"
-        what = " ".join(str(row[key]) for key in ("gpu", "kernel", "label") if row.get(key))
-        predicted, measured = (_cell(row.get(f"{side}_{unit}")) for side in ("predicted", "measured"))
-        table.add_row(
-            str(row["line"]), escape(what), f"{predicted} {unit}", f"{measured} {unit}", f"{row['error_pct']:+.1f} %",
-            escape(row["verdict"]),
-        )
-    console = _console()
-    if good:
-        console.print(table)
-    skipped = [{"line": row["line"], "reason": row["reason"]} for row in report["rows"] if row["status"] != "ok"]
-    if skipped:
-        rows("skipped", skipped)
-    plain = {key: value for key, value in report["summary"].items() if not isinstance(value, Mapping)}
-    if plain:
-        rows("summary", [plain])
-    for key, group in report["summary"].items():
-        if isinstance(group, Mapping) and group:
-            nested = {name: value for name, value in group.items() if isinstance(value, Mapping)}
-            rows(f"by {key}" if nested else key, [{key: name, **value} for name, value in nested.items()] if nested else [group])
-
-
-def rows(title: str, table_rows: Sequence[Mapping[str, Any]]) -> None:
-    """Dicts as a table: columns in order of appearance, columns without any value left out."""
-    columns = dict.fromkeys(key for row in table_rows for key, value in row.items() if value not in (None, ""))
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        numeric = all(isinstance(row.get(column), int | float | None) for row in table_rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
-    for row in table_rows:
-        table.add_row(*(escape(_cell(row.get(column))) for column in columns))
-    _console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_cell(v) for v in value)
-    return str(value)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .render import _console, _size, _table
+from .render import _console, _smem, _table, brief
 
 if TYPE_CHECKING:
     from .sim.explore import Row, Sweep
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 SHOWN_REASONS = 8
 SHOWN_VALUES = 8  # of one axis in the sensitivity table, and of each axis of a heat map in text
 MAP_VALUES = 12
-LIMITER = 44  # characters of a limiter in a table of candidates
 SHOWN_PCT = 0.05  # what moves less than this counts as nothing
-BAR = 20  # characters of half a tornado
+BAR = 8  # characters of half a tornado
 #: Notes of a change, by how they begin, and what is said of all that have such a one.
 NOTES = {"1/": "free is a hundredth, since these may not be zero", "100 ": "free is a hundred times the rate, depth or limit"}
 KINDS = {"": "together", "2x": "twice as fast", "half": "half as fast"}
@@ -51,6 +50,8 @@ def exploration(sweep: Sweep, found: Mapping[str, Any], *, top: int) -> None:
         console.print(_candidates(f"best by {_objective(objective)}", sweep, good[:top], good[0], objective))
         if good[0]["limiter"] == HOST_BOUND:
             console.print("the best are bound by the host's launch path and equal in time: they are in order of cycles")
+        if found["mixture"]:
+            console.print(escape(f"note: {found['mixture']}"))
         console.print(_candidates("Pareto front: time, registers, SMEM", sweep, found["pareto"][:top], good[0], objective))
         _more(console, len(found["pareto"]) - top)
         console.print("[bold]how much each field matters[/bold]: the best candidate of each value, above the best of all")
@@ -83,15 +84,18 @@ def _candidates(title: str, sweep: Sweep, rows: Sequence[Row], best: Row, object
     from .sim.space import word
 
     names = [axis.name for axis in sweep.space.axes]
-    table = _table(title, "#", *names, "ms", "TFLOP/s", "util", "above best", "regs", "SMEM", "CTAs/SM", "MHz", text=0)
-    table.add_column("limiter", justify="left", overflow="ellipsis", no_wrap=True, max_width=LIMITER)
+    table = _table(title, "#", *names, "ms", "TFLOP/s", "above\nbest", "regs", "SMEM", "CTAs\n/SM", "MHz", "counts", text=0)
+    table.columns[-1].justify = "left"
+    for each in table.columns:
+        each.no_wrap = True  # where it is narrow, limiters give way
+    table.add_column("limiter", justify="left", overflow="fold")
     for row in rows:
         above = 100 * (loss(objective, row) / loss(objective, best) - 1)
         table.add_row(
             str(row["candidate"]), *(escape(word(row[column(name)])) for name in names), f"{row['ms']:.4g}",
-            f"{row['tflops']:.1f}", f"{100 * row['utilization']:.1f} %", _pct(above),
-            str(row["registers_per_thread"]), _size(row["smem_bytes_per_cta"]), str(row["ctas_per_sm"]),
-            f"{row['clock_mhz']:.0f}", escape(row["limiter"]),
+            f"{row['tflops']:.1f}", _pct(above),
+            str(row["registers_per_thread"]), _smem(row["smem_bytes_per_cta"]), str(row["ctas_per_sm"]),
+            f"{row['clock_mhz']:.0f}", escape(row["counts_from"]), escape(brief(row["limiter"])),
         )  # fmt: skip
     return table
 
@@ -153,15 +157,20 @@ def what_if(case: Case, rows: Sequence[Mapping[str, Any]], lines: Sequence[Mappi
         f" limiter: {escape(base['limiter'])}"
     )
     if any(len(line["saved_pct"]) > 1 for line in lines):
-        moved = [line for line in lines if any(v is None or abs(v) >= SHOWN_PCT for v in line["saved_pct"].values())]
+        moved = _moved(lines)
         console.print(_tornado(moved))
         console.print("per cent of time saved; negative: lost")
         if len(moved) < len(lines):
             console.print(escape(f"without effect: {', '.join(line['change'] for line in lines if line not in moved)}"))
         lines = moved
     else:
-        console.print(_changes(rows[1:]))
+        console.print(_changes(base, rows[1:]))
     _notes(console, lines)
+
+
+def _moved(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Lines of which a change has an effect, or could not be."""
+    return [line for line in lines if any(v is None or abs(v) >= SHOWN_PCT for v in line["saved_pct"].values())]
 
 
 def _notes(console: Console, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -177,8 +186,10 @@ def _notes(console: Console, lines: Sequence[Mapping[str, Any]]) -> None:
 
 def _tornado(lines: Sequence[Mapping[str, Any]]) -> Table:
     kinds = list(dict.fromkeys(kind for line in lines for kind in line["saved_pct"]))
-    table = _table("what each unit costs", "unit", *(escape(kind) for kind in kinds))
-    table.add_column("", justify="left", no_wrap=True)
+    table = _table("what each unit costs", "unit", "what it is", *(escape(kind) for kind in kinds), text=2)
+    table.add_column("", justify="left")
+    for each in (table.columns[0], *table.columns[2:]):
+        each.no_wrap = True  # where it is narrow, words fold
     widest = max((abs(v) for line in lines for v in line["saved_pct"].values() if v is not None), default=0.0) or 1.0
     for line in lines:
         saved = line["saved_pct"]
@@ -186,7 +197,7 @@ def _tornado(lines: Sequence[Mapping[str, Any]]) -> Table:
         gain = max((v for v in saved.values() if v is not None), default=0.0)
         loss = -min((v for v in saved.values() if v is not None), default=0.0)
         left, right = round(BAR * max(0.0, loss) / widest), round(BAR * max(0.0, gain) / widest)
-        table.add_row(escape(line["change"]), *cells, _bar(left, right))
+        table.add_row(escape(line["change"]), escape(line["what"]), *cells, _bar(left, right))
     return table
 
 
@@ -194,15 +205,19 @@ def _bar(left: int, right: int) -> str:
     return f"[red]{'░' * left:>{BAR}}[/]│[green]{'█' * right}[/]"
 
 
-def _changes(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("changes", "change", "", "ms", "time saved", "cycles", "cycles saved", "MHz", text=2)
-    table.add_column("limiter", justify="left", overflow="fold")
+def _changes(base: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("changes", "change", "", "ms", "time\nsaved", "cycles", "cycles\nsaved", "MHz", text=2)
+    for each in table.columns:
+        each.no_wrap = True  # where it is narrow, words fold
+    table.add_column("what it is", justify="left", overflow="fold")
     for row in sorted(rows, key=lambda row: -row.get("saved_pct", -1e9)):
         head = (escape(row["change"]), escape(row["kind"]))
         if row["status"] == "ok":
+            limiter = brief(row["limiter"])
+            moved = "" if limiter == brief(base["limiter"]) else f"now {limiter}"
             table.add_row(
                 *head, f"{row['ms']:.4g}", _pct(row["saved_pct"]), f"{row['cycles']:,.0f}", _pct(row["cycles_saved_pct"]),
-                f"{row['clock_mhz']:.0f}", escape(row["limiter"]),
+                f"{row['clock_mhz']:.0f}", escape("; ".join(text for text in (row["what"], moved) if text)),
             )  # fmt: skip
         else:
             table.add_row(*head, *["-"] * 5, escape(row["reason"]))
@@ -240,20 +255,27 @@ def heat_png(heat: Mapping[str, Any], objective: str, path: Path) -> None:
 
 
 def tornado_png(lines: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Time saved by each change, one bar a kind, the largest gain on top. Raises OSError where ``path`` cannot be written."""
+    """Time saved by each change, one bar a kind, the largest gain on top; without what has no effect.
+
+    Raises OSError where ``path`` cannot be written.
+    """
     kinds = list(dict.fromkeys(kind for line in lines for kind in line["saved_pct"]))
-    figure = _figure(8, 1.5 + 0.32 * len(lines))
+    still = len(lines) - len(moved) if (moved := _moved(lines)) else 0
+    lines = moved or lines
+    figure = _figure(9, 1.5 + 0.4 * len(lines))
     axes = figure.subplots()
     thickness = 0.8
     for kind in kinds:
         lengths = [line["saved_pct"].get(kind) or 0.0 for line in lines]
         axes.barh(range(len(lines)), lengths, height=thickness, label=KINDS.get(kind, kind), color=COLOURS.get(kind))
         thickness *= 0.7
-    axes.set_yticks(range(len(lines)), [line["change"] for line in lines])
+    labels = ["\n".join(text for text in (line["change"], line["what"]) if text) for line in lines]
+    axes.set_yticks(range(len(lines)), labels, fontsize=8)
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.axvline(0, color="0.3", linewidth=0.8)
-    axes.set(xlabel="time saved, % (negative: lost)", title=title)
+    others = f"; {still} others have no effect" if still else ""
+    axes.set(xlabel=f"time saved, % (negative: lost){others}", title=title)
     axes.grid(axis="x", alpha=0.3)
     if len(kinds) > 1:
         axes.legend()

@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from .render import _console, _size, _table
+from .render import _console, _size, _table, brief
 
 
 def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
@@ -65,14 +65,10 @@ def _sides(rows: Sequence[Mapping[str, Any]]) -> Table:
             table.add_row(row["gpu"], "-", "-", escape(row["reason"]), "")
             continue
         having, lacking = row["with"], row["without"]
-        binds = [_short(side["limiter"]) for side in (lacking, having)]
+        binds = [brief(side["limiter"]) for side in (lacking, having)]
         table.add_row(
             row["gpu"], f"{having['cycles']:,.0f}", f"{lacking['cycles']:,.0f}", escape(row["worth"]),
             escape(binds[0] if binds[0] == binds[1] else " -> ".join(binds)),
         )  # fmt: skip
     return table
 
-
-def _short(limiter: str) -> str:
-    """A limiter without its explanation: the unit and its share, or what warps wait for."""
-    return limiter.partition(";")[2].strip() if limiter.startswith("latency") else limiter.partition(";")[0].partition(" (")[0]

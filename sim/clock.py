@@ -71,7 +71,8 @@ def voltage(gpu: GPU, mhz: float) -> float:
 def sustained(gpu: GPU, *, cycles: float, counts: Mapping[str, int], bytes_: Mapping[str, int], cap_mhz: float) -> Clock:
     """The clock that a long run of this launch settles at: ``cap_mhz``, or less where tensor activity or power binds first.
 
-    A cap at or below the tensor clock is a set clock, which tensor activity alone does not lower; power does.
+    A cap at or below the tensor clock is a set clock, which tensor activity alone does not lower; power does. The rule is told
+    behind the clock and names no other, but for a set cap that power holds it below.
     """
     per_cycle = picojoules(gpu, counts, bytes_) / max(1.0, cycles)
     limit = float(gpu.power.limit_w * gpu.power.regulated_share)
@@ -80,16 +81,18 @@ def sustained(gpu: GPU, *, cycles: float, counts: Mapping[str, int], bytes_: Map
         scale = voltage(gpu, mhz) ** 2
         return float(gpu.power.idle_w + per_cycle * 1e-12 * mhz * 1e6 * scale)
 
-    top, rule = cap_mhz, f"cap {cap_mhz:.0f} MHz"
+    set_ = cap_mhz != gpu.clock.boost_mhz
+    top, rule = cap_mhz, "as capped" if set_ else "the boost clock"
     flops = sum(n * _flop(INSTRUCTIONS[name]) for name, n in counts.items())
     share = flops / max(1.0, cycles) / float(gpu.sm.count * gpu.sm.tensor_flop_per_clk)
     if share > TENSOR_ACTIVE and cap_mhz > gpu.clock.tensor_peak_mhz:
         top = float(gpu.clock.tensor_peak_mhz - share * gpu.power.tensor_clock_slope_mhz)
-        rule = f"tensor cores {100 * share:.0f} % of peak hold a free clock at {top:.0f} MHz"
+        rule = f"tensor cores at {100 * share:.0f} % of peak lower a free clock"
     if watts(top) <= limit:
-        return Clock(mhz=top, rule=f"{rule}, {watts(top):.0f} W of {gpu.power.limit_w:.0f} W", watts=watts(top))
+        return Clock(mhz=top, rule=f"{rule}; {watts(top):.0f} of {gpu.power.limit_w:.0f} W", watts=watts(top))
     low, high = 0.2 * top, top
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if watts(middle) <= limit else (low, middle)
-    return Clock(mhz=low, rule=f"power limit {gpu.power.limit_w:.0f} W ({rule})", watts=watts(low))
+    rule = f"power limit {gpu.power.limit_w:.0f} W{f'; cap {cap_mhz:.0f}' if set_ else ''}"
+    return Clock(mhz=low, rule=rule, watts=watts(low))

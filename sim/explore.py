@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from ..model.attention import Attention
 from ..model.gpu import GPU
+from ..model.profiles import origin
 from ..model.schedule import Schedule
 from .extras import extra
 from .predict import simulate
@@ -28,10 +29,11 @@ from .workers import Died, Workers
 
 Row = dict[str, Any]
 
-#: What a candidate's row holds beside its number and its values. Registers and SMEM are the longest kernel's.
+#: What a candidate's row holds beside its number and its values. Registers and SMEM are the longest kernel's; ``counts_from``:
+#: where its instruction counts come from, as :func:`~flashsim.model.profiles.origin` says it.
 RESULTS = {
     "cycles": float, "ms": float, "tflops": float, "utilization": float, "limiter": str, "registers_per_thread": int,
-    "smem_bytes_per_cta": int, "ctas_per_sm": int, "clock_mhz": float, "status": str, "reason": str,
+    "smem_bytes_per_cta": int, "ctas_per_sm": int, "clock_mhz": float, "counts_from": str, "status": str, "reason": str,
 }  # fmt: skip
 STATUSES = ("ok", "pruned", "failed")
 
@@ -139,7 +141,8 @@ def evaluate(sweep: Sweep, number: int) -> Row:
         "cycles": float(result.cycles), "ms": float(result.ms), "tflops": float(result.tflops),
         "utilization": float(result.utilization), "limiter": result.limiter,
         "registers_per_thread": int(longest.program.registers), "smem_bytes_per_cta": int(longest.program.smem_bytes),
-        "ctas_per_sm": int(longest.occupancy.ctas_per_sm), "clock_mhz": float(result.clock_mhz), "status": "ok",
+        "ctas_per_sm": int(longest.occupancy.ctas_per_sm), "clock_mhz": float(result.clock_mhz),
+        "counts_from": " and ".join(sorted({origin(label) for label in result.counts_from})), "status": "ok",
     }  # fmt: skip
     return row_of(sweep, number, answer)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # isort: off
+from . import compiled
 from . import fast_outside as outside
 from .engine import (
     BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, GROUPS, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
@@ -343,12 +344,18 @@ def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
     return digest.digest(), _memos.pop(digest.digest(), None) or memo(len(p.kinds), counted, keeps=True)
 
 
+def cold() -> bool:
+    """Whether the next run compiles the engine first."""
+    return compiled.cold(_simulate)
+
+
 def run(job: Job) -> Run:
     """Simulate ``job``. Raises RuntimeError on a deadlock: no event is left and CTAs have not ended."""
     p = plan(job)
     s = state(p, job, MOST_ANSWERS)
     key, remembered = (b"", memo(len(p.kinds), 1, keeps=False)) if p.strict else _borrow(job, p, s.totals.shape[1])
     s.control[:, RECORDING] = remembered.counts[KEEPS]
+    compiled.announce(_simulate)
     _simulate(p, s, remembered)
     if not p.strict and remembered.counts[KEEPS]:
         _memos[key] = remembered

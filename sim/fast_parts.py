@@ -42,12 +42,15 @@ STAMP = _stamp()
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile ``function`` and keep the code on disk.
+    """Compile ``function`` and keep the code on disk, where any folder for it can be written.
 
     numba notices when the function's own file changes. For the rest the file that it keeps carries STAMP in its name.
     """
     function.__qualname__ += f"-{STAMP}"
-    return nb.njit(cache=True, nogil=True)(function)
+    try:
+        return nb.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # neither beside the package nor in the user's cache
+        return nb.njit(nogil=True)(function)
 
 
 def part(function: Callable[..., Any]) -> Any:

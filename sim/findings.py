@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -42,6 +43,15 @@ def pareto(objective: str, rows: Sequence[Row]) -> list[Row]:
         if not any(all(kept[name] <= row[name] for name in FRONT) for kept in front):
             front.append(row)
     return front
+
+
+def mixture(rows: Sequence[Row]) -> str:
+    """A sentence where rows that ran count instructions in different ways, so that their order is not all the tiles' doing."""
+    counted = Counter(row["counts_from"] for row in rows if row["status"] == "ok")
+    if len(counted) < 2:
+        return ""
+    shares = ", ".join(f"{n:,} {name}" for name, n in counted.most_common())
+    return f"instruction counts are of {len(counted)} kinds ({shares}): what a compiler added is in binary ones alone for certain"
 
 
 def reasons(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -128,5 +138,6 @@ def report(sweep: Swept, rows: Sequence[Row], *, planned: int, objective: str | 
         "pareto": pareto(objective, rows),
         "sensitivity": sensitivity(sweep, rows),
         "reasons": reasons(rows),
+        "mixture": mixture(rows),
         "rows": rows,
     }

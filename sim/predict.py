@@ -181,7 +181,7 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
         mark = sustained(gpu, cycles=cycles, counts=issued, bytes_=_ledger(program, issued, traffic), cap_mhz=how.cap)
         if not how.limited:
-            mark = Clock(mhz=how.cap, rule=f"boost {how.cap:.0f} MHz, power limit ignored", watts=mark.watts)
+            mark = Clock(mhz=how.cap, rule="the boost clock; power limit ignored", watts=mark.watts)
         if scope == how.scope and abs(mark.mhz - mhz) < 0.02 * mhz:
             break
         mhz = mark.mhz
@@ -285,7 +285,7 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         cycles=cycles,
         ms=ms,
         clock_mhz=mhz,
-        clock_rule="; ".join(dict.fromkeys(x.clock.rule for x in launches)),
+        clock_rule=_clock_rule(launches),
         tflops=attention.flops() / ms / 1e9,
         tflops_exact=attention.flops("exact") / ms / 1e9,
         utilization=attention.flops() / ms * 1e3 / peak,
@@ -301,6 +301,13 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         notes=tuple(note for x in launches for note in x.notes),
         counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
     )
+
+
+def _clock_rule(launches: tuple[Launch, ...]) -> str:
+    """The rule behind the one clock that is told; where kernels run at several, whose it is."""
+    rule = max(launches, key=lambda x: x.cycles).clock.rule
+    alike = all(x.clock.rule == rule for x in launches)
+    return rule if alike else f"mean of {len(launches)} kernels; the longest: {rule}"
 
 
 def _working(program: Program) -> list[int]:

@@ -25,6 +25,7 @@ from .space import PROBLEM, Axis, Steps, word
 SAVE_EVERY_S = 2.0
 SAVE_SHARE = 20  # at most about 1/20 of the time goes into saving
 ROWS_PER_GROUP = 65_536
+NOTHING = "no rows"  # an empty file, or a sweep that has not begun
 
 
 def _arrow() -> tuple[Any, Any]:
@@ -36,7 +37,7 @@ class SweepFile:
     """Where the rows of ``sweep`` go. ``command`` is kept for the record; ``planned``: candidates that make it complete.
 
     Making one raises ValueError where pyarrow is missing or ``path`` holds a sweep that this would replace (``replace``: whether
-    it may, since it is gone on with or the user said so).
+    it may, since it is gone on with or the user said so), or anything that is no sweep, whatever the user said.
     """
 
     path: Path
@@ -49,7 +50,12 @@ class SweepFile:
 
     def __post_init__(self) -> None:
         _arrow()
-        if not self.replace and self.path.is_file() and (held := contents(self.path)):
+        if not self.path.exists() or self.path.is_dir():
+            return  # of a folder, the first attempt to write tells
+        held = contents(self.path)
+        if not held:
+            raise ValueError(f"{self.path} holds no sweep, and explore replaces nothing else: choose another path for -o")
+        if not self.replace and held != NOTHING:
             raise ValueError(f"{self.path} holds {held}: go on with --resume {self.path}, or replace it with --overwrite")
 
     def refused(self) -> str:
@@ -63,7 +69,12 @@ class SweepFile:
 
     @property
     def _temporary(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        return self._target.with_name(f".{self._target.name}.{os.getpid()}.tmp")
+
+    @property
+    def _target(self) -> Path:
+        """The file itself where ``path`` is a link to it: the link stays."""
+        return self.path.resolve()
 
     def save(self, rows: Iterable[Row]) -> bool:
         """Replace the file by ``rows``. False where that failed: ``trouble`` says why, and the old file is as it was."""
@@ -75,7 +86,7 @@ class SweepFile:
                 out.write(content)
                 out.flush()
                 os.fsync(out.fileno())
-            os.replace(temporary, self.path)
+            os.replace(temporary, self._target)
             self.trouble = ""
         except OSError as error:
             self.trouble = (error.strerror or str(error)).lower()
@@ -141,7 +152,7 @@ def read_rows(path: Path, sweep: Sweep) -> dict[int, Row]:
         raise ValueError(f"{path} holds another sweep ({_difference(metadata, sweep)}): give its options, or another file")
     pa, _ = _arrow()
     if not table.schema.equals(_schema(pa, sweep)):
-        raise ValueError(f"{path} has other columns than this sweep: it was changed after explore wrote it")
+        raise ValueError(f"{path} has other columns than this sweep: an older flashsim wrote it, or it was changed")
     rows = _checked(path, table.select(["candidate", *RESULTS]).to_pylist(), sweep.space.size)
     return {number: row_of(sweep, number, row) for number, row in rows.items()}
 
@@ -183,7 +194,7 @@ def read_record(path: Path) -> Record:
         table = table.select(["candidate", *(column(name) for name in sweep["vary"]), *RESULTS])
         planned = int(metadata["flashsim.planned"])
     except (KeyError, ValueError, TypeError):
-        raise ValueError(f"{path} lacks a part of its sweep: it was changed after explore wrote it") from None
+        raise ValueError(f"{path} lacks a part of its sweep: an older flashsim wrote it, or it was changed") from None
     rows = _checked(path, table.to_pylist(), size)
     return Record(
         sweep=sweep, rows=tuple(rows[number] for number in sorted(rows)), size=size, planned=planned,
@@ -204,17 +215,23 @@ def _checked(path: Path, rows: Iterable[Row], size: int) -> dict[int, Row]:
 
 
 def contents(path: Path) -> str:
-    """"an unfinished sweep (40 of 64 candidates)", "a finished sweep (...)"; empty for a file that is none."""
+    """"an unfinished sweep (40 of 64 candidates)", "a finished sweep (...)", NOTHING; empty for what is no sweep."""
     pa, parquet = _arrow()
     try:
+        if not path.is_file():
+            return ""  # a device or a pipe
+        if not path.stat().st_size:
+            return NOTHING
         file = parquet.ParquetFile(path)
         metadata = file.schema_arrow.metadata or {}
-        if b"flashsim.complete" in metadata and file.metadata.num_rows:
-            state = "an unfinished" if metadata[b"flashsim.complete"] == b"false" else "a finished"
-            return f"{state} sweep ({file.metadata.num_rows} of {metadata.get(b'flashsim.planned', b'?').decode()} candidates)"
     except (OSError, pa.ArrowException):
-        pass  # not ours: overwriting it is the user's choice, as with any -o
-    return ""
+        return ""
+    if b"flashsim.complete" not in metadata:
+        return ""
+    if not file.metadata.num_rows:
+        return NOTHING
+    state = "an unfinished" if metadata[b"flashsim.complete"] == b"false" else "a finished"
+    return f"{state} sweep ({file.metadata.num_rows} of {metadata.get(b'flashsim.planned', b'?').decode()} candidates)"
 
 
 def _read(path: Path, option: str) -> tuple[Any, dict[str, str]]:

@@ -7,11 +7,12 @@ queueing for the issue port is inside. Consecutive rows of one statement make on
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
-from ..model.instructions import PIPES, Path
+from ..model.instructions import INSTRUCTIONS, PIPES, Path
 from ..model.program import CODE_COLUMNS, Opcode, Program
 from .engine import FIRST_PIPE, PATH, PORT, RESULT, Job, Run
 
@@ -79,6 +80,8 @@ class Flow:
 
 
 UNITS = ("port", *PIPES)
+TENSOR = UNITS.index("tensor")
+QUEUED = (Path.WGMMA, Path.TCGEN05)  # instructions whose products go on after their issue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,11 +229,11 @@ def _wait_name(program: Program, left: int, right: int) -> str:
     return min(found, key=list(WAITS.values()).index, default="wait")
 
 
-def unit_spans(statements: list[Interval]) -> list[UnitSpan]:
+def unit_spans(statements: list[Interval], name_of: Callable[[Interval], str] = attrgetter("name")) -> list[UnitSpan]:
     """How the records kept each unit of each sub-partition busy. Spans of one unit never overlap.
 
     A span lasts while the same statements of warps on that sub-partition use the unit; ``share`` spreads each
-    statement's hold evenly over its interval.
+    statement's hold evenly over its interval. Products that go on after their issue run one after the other, each whole.
     """
     users: dict[tuple[int, int, int], list[Interval]] = {}
     for x in statements:
@@ -239,12 +242,22 @@ def unit_spans(statements: list[Interval]) -> list[UnitSpan]:
                 users.setdefault((x.sm, x.subpartition, unit), []).append(x)
     out: list[UnitSpan] = []
     for (sm, quarter, unit), group in sorted(users.items()):
-        for start, end, name, share in _sweep(group, unit):
+        later = unit == TENSOR and any(INSTRUCTIONS[name].path in QUEUED for x in group for name, _ in x.instructions)
+        for start, end, name, share in _queue(group, name_of) if later else _sweep(group, unit, name_of):
             out.append(UnitSpan(unit=UNITS[unit], sm=sm, subpartition=quarter, start=start, end=end, name=name, share=share))
     return out
 
 
-def _sweep(group: list[Interval], unit: int) -> Iterator[tuple[int, int, str, float]]:
+def _queue(group: list[Interval], name_of: Callable[[Interval], str]) -> Iterator[tuple[int, int, str, float]]:
+    """(start, end, name, 1) of each product, in order of issue: it begins with its issue, or when the one before it ends."""
+    free = 0
+    for x in sorted(group, key=lambda x: x.start):
+        start = max(x.start, free)
+        free = start + x.held[TENSOR]
+        yield start, free, name_of(x), 1.0
+
+
+def _sweep(group: list[Interval], unit: int, name_of: Callable[[Interval], str]) -> Iterator[tuple[int, int, str, float]]:
     """(start, end, names, share) between the edges of ``group``; neighbours with equal names become one span."""
     edges = sorted({t for x in group for t in (x.start, x.end)})
     ordered, active, nxt = sorted(group, key=lambda x: x.start), list[tuple[int, int]](), 0
@@ -256,7 +269,7 @@ def _sweep(group: list[Interval], unit: int) -> Iterator[tuple[int, int, str, fl
         while active and active[0][0] <= left:
             heapq.heappop(active)
         running = [ordered[i] for _, i in active]
-        label = ", ".join(sorted({x.name for x in running}))
+        label = ", ".join(sorted({name_of(x) for x in running}))
         use = sum(x.held[unit] / (x.end - x.start) for x in running) * (right - left)
         if label == name and left == end:
             end, held = right, held + use

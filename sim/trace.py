@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..model.instructions import Path as ModelPath
 from ..model.program import Program
-from .engine import TICKS_PER_CYCLE
+from .engine import PATH, TICKS_PER_CYCLE
 from .predict import Launch, Result
-from .timeline import UNITS, Interval, UnitSpan, flows, intervals, unit_spans, waits
+from .timeline import Interval, UnitSpan, flows, intervals, unit_spans, waits
 from .whole_file import write_whole
 
 Event = dict[str, Any]
 
+#: Units that have tracks, in their order: those that bind most often first.
+SHOWN = ("tensor", "mufu", "port", "fma", "alu", "lsu", "tmem")
 #: Records of one kernel that a trace keeps unless told otherwise.
 DEFAULT_LIMIT = 20_000
 
@@ -46,9 +50,16 @@ class _Tracks:
             self.numbers[key], self.order[key] = len(self.numbers) + 1, order
         return self.numbers[key]
 
+    def in_order(self, events: list[Event]) -> list[Event]:
+        """The events with threads numbered in the order of their tracks: some viewers go by that alone."""
+        keys = sorted(self.numbers, key=lambda key: (key[0], self.order[key]))
+        places = {self.numbers[key]: i for i, key in enumerate(keys, start=1)}
+        self.numbers = {key: places[self.numbers[key]] for key in keys}
+        return [{**event, "tid": places[event["tid"]]} for event in events]
+
     def metadata(self) -> Iterator[Event]:
         for pid in sorted({pid for pid, _ in self.numbers}):
-            yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": f"SM {pid}"}}
+            yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": "SM"}}  # viewers add the pid
         for (pid, name), tid in self.numbers.items():
             yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
             sort = {"sort_index": self.order[pid, name]}
@@ -76,6 +87,7 @@ def trace(result: Result, *, limit: int = DEFAULT_LIMIT, blocks: int | None = No
             notes.append(f"{name}: only the first {blocks} of the {ctas} CTAs recorded are in the trace")
         events += _kernel(launch, tracks, at_ns=at_ns, number=i, limit=limit, blocks=blocks)
         at_ns += launch.run.ticks * _ns_per_tick(launch)
+    laid = tracks.in_order(events)
     document = {
         "displayTimeUnit": "ns",
         "otherData": {
@@ -87,7 +99,7 @@ def trace(result: Result, *, limit: int = DEFAULT_LIMIT, blocks: int | None = No
             "clock": result.clock_rule,
             "notes": notes,
         },
-        "traceEvents": [*tracks.metadata(), *events],
+        "traceEvents": [*tracks.metadata(), *laid],
     }
     return Trace(document=document, notes=tuple(notes))
 
@@ -124,11 +136,13 @@ def _kernel(launch: Launch, tracks: _Tracks, *, at_ns: float, number: int, limit
     for x in sorted([*statements, *waits(program, statements)], key=lambda x: x.start):
         if us(x.end) > us(x.start) or id(x) in bound:  # viewers count in ns and draw what lasts none as an arrowhead
             yield slice_(x.sm, _warp_track(tracks, program, x), _name(program, x), x, _arguments(x, program.name))
-    for span in unit_spans(statements):
-        if us(span.end) <= us(span.start):
+    for span in unit_spans(statements, partial(_name, program)):
+        if us(span.end) <= us(span.start) or span.unit not in SHOWN:
             continue
-        order = 1_000_000 + span.subpartition * 100 + UNITS.index(span.unit)
-        tid = tracks.number(span.sm, f"sub-partition {span.subpartition} / {span.unit}", order)
+        shared = span.unit == "tensor" and (launch.job.bundles[:, PATH] == ModelPath.TCGEN05).any()
+        place = "all sub-partitions" if shared else f"sub-partition {span.subpartition}"
+        order = 1_000_000 + (0 if shared else 100 * (1 + span.subpartition)) + SHOWN.index(span.unit)
+        tid = tracks.number(span.sm, f"{place} / {span.unit}", order)
         yield slice_(span.sm, tid, span.name, span, {"busy": round(span.share, 4), "kernel": program.name})
     for i, flow in enumerate(arrows):
         for phase, x in (("s", flow.producer), ("f", flow.consumer)):
@@ -152,7 +166,7 @@ def _name(program: Program, x: Interval) -> str:
 
 def _warp_track(tracks: _Tracks, program: Program, x: Interval) -> int:
     role, first = _role(program, x.warp)
-    return tracks.number(x.sm, f"CTA slot {x.slot} / {role} warp {x.warp - first}", x.slot * 1000 + x.warp)
+    return tracks.number(x.sm, f"CTA slot {x.slot} / {role} (warp {x.warp - first})", x.slot * 1000 + x.warp)
 
 
 def _role(program: Program, warp: int) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from ..model.gpu import GPU, ChipError, Costs, Sourced
 from ..model.instructions import INSTRUCTIONS
 from ..model.schedule import Schedule, choices
 from .predict import simulate
+from .unit_words import words
 from .workers import Died, Workers
 
 #: Stands for nothing where a number may not be zero, and for no limit where it is a rate.
@@ -253,7 +254,7 @@ def what_if(case: Case, changes: Sequence[Change], workers: Workers) -> Iterator
     own = dict(case.gpu.numbers())
     for index, answer in workers.answers(partial(_outcome_at, case, tuple(changes)), range(len(changes))):
         change = changes[index]
-        row = {"index": index, "change": change.name, "kind": change.kind, "note": change.note}
+        row = {"index": index, "change": change.name, "what": words(change.name), "kind": change.kind, "note": change.note}
         row["numbers"] = {path: [float(own[path]), float(value)] for path, value in change.numbers.items()}
         if isinstance(answer, Died):
             answer = {"status": "failed", "reason": f"the process that simulated it died {answer.times} times"}
@@ -278,7 +279,7 @@ def tornado(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of :func:`what_if` with one line a name: time saved by kind of change, the largest gain first."""
     lines: dict[str, dict[str, Any]] = {}
     for row in sorted((row for row in rows if row["index"] >= 0), key=lambda row: row["index"]):
-        line = lines.setdefault(row["change"], {"change": row["change"], "saved_pct": {}, "notes": []})
+        line = lines.setdefault(row["change"], {"change": row["change"], "what": row["what"], "saved_pct": {}, "notes": []})
         line["saved_pct"][row["kind"]] = row.get("saved_pct")
         moved = [
             f"{row['kind']}: the schedule's own {name} goes from {before:g} to {after:g}; --set {name}={before:g} keeps it"

@@ -164,6 +164,7 @@ def local(jobs: int) -> Iterator[Workers]:
         raise ValueError(f"jobs is {jobs}; it must be a whole number of at least 1: change --jobs")
     start: Callable[[], Executor] = Inline
     if jobs > 1:
+        _compile_here()
         start = partial(ProcessPoolExecutor, jobs, mp_context=get_context("spawn"), initializer=_warm)
     yield from _closing(Workers(start=start, width=jobs))
 
@@ -202,9 +203,22 @@ def _closing(workers: Workers) -> Iterator[Workers]:
     workers.close()
 
 
+def _compile_here() -> None:
+    """Compile the engine once, where it has to be: without this each process would, all at the same time."""
+    from . import fast_engine
+
+    if fast_engine.cold():
+        _first_run()
+
+
 def _warm() -> None:
     """In a new process: load the engine from its cache before the first item; Ctrl-C ends the process without a trace."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _first_run()
+
+
+def _first_run() -> None:
+    """The shortest simulation: what is compiled is loaded, or compiled."""
     from ..model.attention import Attention
     from ..model.gpu import GPUS, load_gpu
     from ..model.schedules import get_schedule

@@ -24,6 +24,19 @@ def test_the_command_prints_its_parts(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+def test_the_table_says_where_counts_come_from_and_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    done = run("--vary", "block_kv=64,128", "--vary", "warps=4", "--vary", "counts=binary,ideal")
+    assert done.exit_code == 0, done.output
+    rows = answer("--vary", "block_kv=64,128", "--vary", "warps=4", "--vary", "counts=binary,ideal")["rows"]
+    assert {row["counts_from"] for row in rows} == {"binary", "derived", "ideal"}
+    best = done.stdout.partition("best by time")[2].partition("note:")[0].splitlines()
+    told = {line.split()[0]: line for line in best if line[:1].isdigit()}
+    assert all(row["counts_from"] in told[str(row["candidate"])].split()[5:] for row in rows)
+    assert "note: instruction counts are of 3 kinds (2 ideal, 1" in " ".join(done.stdout.split())
+    assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+
+
 def test_values_may_follow_one_vary_and_sizes_need_no_option() -> None:
     found = answer("--vary", "block_kv=32,64", "warps=2,4")
     assert found["vary"] == {"block_kv": "32,64", "warps": "2,4"}

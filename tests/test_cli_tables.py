@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ import flashsim.cli as cli
 
 def as_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """Print as a terminal of that width would show it."""
-    monkeypatch.setattr("flashsim.render.PIPED_WIDTH", columns)
+    monkeypatch.setenv("COLUMNS", str(columns))
 
 
 def lines_within(text: str, columns: int) -> list[str]:
@@ -80,19 +81,53 @@ def test_lineage_takes_a_chip_for_its_ideas_only() -> None:
     assert "gpu 'h10' is unknown" in sentence("lineage", "--idea", "tiling", "--gpu", "h10")
 
 
+CSV = """gpu,kernel,batch,heads_q,seqlen_q,head_dim,causal,ms
+h100,fa2,1,2,256,64,0,0.004
+h100,fa2,1,2,256,64,1,0.5
+h100,fa3,1,2,256,64,0,0.004
+h100,fa3,1,2,384,64,0,0.001
+h100,fa9,1,2,256,64,0,0.004
+h100,fa9,1,2,512,64,0,0.004
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("crosscheck") / "rows.csv"
+    file.write_text(CSV)
+    return file
+
+
 @pytest.mark.parametrize("columns", [80, 100])
-def test_crosscheck_is_readable_in_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of numbers stays one line; only what is words folds."""
-    row = {
-        "line": 204, "status": "ok", "gpu": "a100-80gb", "kernel": "standard", "label": "B16 H16 N16384 D128 causal bf16",
-        "predicted_ms": 12.345, "measured_ms": 11.5, "predicted_cycles": 17_000_000.0, "measured_cycles": None, "error_pct": 7.4,
-        "verdict": "as predicted (within 10 %)", "reason": "",
-    }  # fmt: skip
-    group = {"n": 305, "mean_abs_error_pct": 7.123, "median_abs_error_pct": 5.5, "max_abs_error_pct": 39.7, "bias_pct": -2.2}
-    groups = {"gpu/kernel/pass/head_dim/causal": {"a100-80gb fa1 fwd 128 0": group}}
-    report = {"rows": [row], "summary": {"ok": 1, "skipped": 0, **groups}}
-    monkeypatch.setattr(cli, "_validate", lambda module: SimpleNamespace(crosscheck=lambda file: report))
+def test_crosscheck_is_one_table_with_the_worst_row_of_each_group(
+    columns: int, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_terminal(monkeypatch, columns)
-    lines = lines_within(run("crosscheck", "rows.csv").stdout, columns)
-    assert sum("12.35 ms" in line and "11.5 ms" in line and "+7.4 %" in line for line in lines) == 1
-    assert sum("305" in line and "7.123" in line and "39.7" in line for line in lines) == 1
+    found = json.loads(run("crosscheck", str(measured), "--json").stdout)
+    error = {row["line"]: row["error_pct"] for row in found["rows"] if row["status"] == "ok"}
+    shown = run("crosscheck", str(measured))
+    assert shown.exit_code == 0, shown.output
+    lines = [line.split() for line in lines_within(shown.stdout, columns)]
+    assert "4 rows predicted, 2 skipped" in " ".join(shown.stdout.split())
+    assert f"mean absolute error {sum(map(abs, error.values())) / 4:.1f} %" in " ".join(shown.stdout.split())
+    groups = [line for line in lines if line[:1] == ["h100"]]
+    assert [line[:6] for line in groups] == [
+        ["h100", "fa2", "bf16", "64", "no", "1"], ["h100", "fa2", "bf16", "64", "yes", "1"],
+        ["h100", "fa3", "bf16", "64", "no", "2"],
+    ]  # fmt: skip
+    worst = max((4, 5), key=lambda line: abs(error[line]))
+    mean, bias = (abs(error[4]) + abs(error[5])) / 2, (error[4] + error[5]) / 2
+    assert groups[2][6:13] == [f"{mean:,.0f}", "%", f"{bias:+,.0f}", "%", f"{error[worst]:+,.0f}", "%", f"{worst}:"]
+    assert sum(line[:2] == ["2", "6"] and "'fa9'" in line for line in lines) == 1  # both skipped rows under one reason
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_crosscheck_shows_rows_and_other_groups(columns: int, measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_terminal(monkeypatch, columns)
+    shown = run("crosscheck", str(measured), "--rows", "--by", "kernel")
+    assert shown.exit_code == 0, shown.output
+    lines = [line.split() for line in lines_within(shown.stdout, columns)]
+    assert [line[:2] for line in lines if line[:1] in (["fa2"], ["fa3"])] == [["fa2", "2"], ["fa3", "2"]]
+    assert [line[0] for line in lines if line[1:2] == ["h100"]] == ["2", "3", "4", "5"]
+    assert sum("slower" in line for line in lines) == 1  # the verdict on line 3
+    assert "by got 'speed'; it takes columns of gpu, kernel" in sentence("crosscheck", str(measured), "--by", "gpu,speed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -86,16 +87,18 @@ def test_below_the_limit_the_cap_holds(name: str) -> None:
     for cap in (400.0, 1000.0, float(gpu.clock.boost_mhz)):
         clock = at(gpu, cap, 1e-3)
         assert clock.mhz == cap
-        assert clock.rule.startswith(f"cap {cap:.0f} MHz, ")
+        held = "the boost clock" if cap == gpu.clock.boost_mhz else "as capped"
+        assert clock.rule == f"{held}; {clock.watts:.0f} of {gpu.power.limit_w:.0f} W"
 
 
 @pytest.mark.parametrize("name", ALL_GPUS)
 def test_the_power_limit_binds_and_says_so(name: str) -> None:
     gpu = load_gpu(name)
-    cap = float(gpu.clock.tensor_peak_mhz)
-    clock = at(gpu, cap, 4.5, ffma=4.0, ex2=1.0)
-    assert clock.mhz < cap
-    assert clock.rule.startswith(f"power limit {gpu.power.limit_w:.0f} W (cap {cap:.0f} MHz")
+    boost = float(gpu.clock.boost_mhz)
+    for cap, told in ((boost - 20, f"; cap {boost - 20:.0f}"), (boost, "")):
+        clock = at(gpu, cap, 4.5, ffma=4.0, ex2=1.0)
+        assert clock.mhz < cap
+        assert clock.rule == f"power limit {gpu.power.limit_w:.0f} W{told}"
     assert clock.watts == pytest.approx(float(gpu.power.limit_w * gpu.power.regulated_share), rel=1e-3)
 
 
@@ -107,7 +110,7 @@ def test_busy_tensor_cores_hold_a_free_clock_below_boost(name: str) -> None:
     quiet, busy, busier = (at(gpu, boost, hmma=n) for n in (0.01, 0.3, 0.6))
     assert quiet.mhz == boost
     assert busier.mhz <= busy.mhz <= tensor < boost
-    assert "tensor cores" in busy.rule
+    assert re.fullmatch(r"tensor cores at \d+ % of peak lower a free clock; \d+ of 100000 W", busy.rule)
     assert at(gpu, tensor, hmma=0.6).mhz == tensor
 
 

@@ -18,7 +18,7 @@ import pytest
 from small_sweeps import GRID, SHAPE, VARIED, answer, rows_of, run, sentence, sweep_of
 
 from flashsim.sim.explore import Row, Sweep, evaluate
-from flashsim.sim.sweep_file import SweepFile, read_rows
+from flashsim.sim.sweep_file import SweepFile, read_record, read_rows
 
 
 def test_the_file_has_rows_and_provenance(tmp_path: Path, grid: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +101,39 @@ def test_a_finished_sweep_is_replaced_only_where_asked(tmp_path: Path) -> None:
     assert out.read_bytes() == before
     assert run(*VARIED, "-o", str(out), "--overwrite").exit_code == 0
     assert pq.read_table(out).num_rows == 16
+
+
+@pytest.mark.parametrize("how", [[], ["--overwrite"]])
+def test_a_file_that_is_no_sweep_is_never_replaced(how: list[str], tmp_path: Path) -> None:
+    notes, other, pipe = tmp_path / "notes.txt", tmp_path / "other.parquet", tmp_path / "pipe"
+    notes.write_text("mine")
+    pq.write_table(pa.table({"a": [1]}), other)
+    os.mkfifo(pipe)
+    for path in (notes, other, pipe):
+        before = path.read_bytes() if path != pipe else b""
+        said = sentence("--vary", "warps=2,4", "-o", str(path), *how)
+        assert said == f"flashsim: {path} holds no sweep, and explore replaces nothing else: choose another path for -o"
+        assert path.is_fifo() or path.read_bytes() == before
+
+
+def test_an_empty_file_and_a_link_to_a_sweep_are_written(tmp_path: Path) -> None:
+    empty, link = tmp_path / "empty", tmp_path / "link"
+    empty.touch()
+    link.symlink_to(empty)
+    assert run("--vary", "warps=2,4", "-o", str(link)).exit_code == 0
+    assert link.is_symlink()
+    assert pq.read_table(empty).num_rows == 2
+    assert "holds a finished sweep" in sentence("--vary", "warps=2,4", "-o", str(link))
+
+
+def test_a_file_without_a_column_of_today_says_why(tmp_path: Path) -> None:
+    path, sweep = tmp_path / "sweep.parquet", sweep_of("warps=2,4")
+    assert SweepFile(path=path, sweep=sweep, planned=2).save(rows_of(sweep))
+    pq.write_table(pq.read_table(path).drop_columns("counts_from"), path)
+    with pytest.raises(ValueError, match=r"has other columns than this sweep: an older flashsim wrote it, or it was changed$"):
+        read_rows(path, sweep)
+    with pytest.raises(ValueError, match=r"lacks a part of its sweep: an older flashsim wrote it, or it was changed$"):
+        read_record(path)
 
 
 def test_ctrl_c_at_a_terminal_keeps_the_rows(tmp_path: Path) -> None:

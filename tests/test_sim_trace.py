@@ -14,12 +14,12 @@ from machines import chip_for
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
-from flashsim.model.instructions import INSTRUCTIONS, Path
+from flashsim.model.instructions import INSTRUCTIONS, PIPES, Path
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.engine import PATH, PORT, PORT_BESIDE, TICKS_PER_CYCLE
 from flashsim.sim.predict import Result, simulate
-from flashsim.sim.timeline import flows, intervals, unit_spans, waits
-from flashsim.sim.trace import trace, write_trace
+from flashsim.sim.timeline import TENSOR, flows, intervals, unit_spans, waits
+from flashsim.sim.trace import SHOWN, trace, write_trace
 
 ALL_SCHEDULES = list(SCHEDULES)
 LIMIT = 6_000
@@ -54,11 +54,16 @@ def test_every_track_of_a_slice_has_a_name(name: str) -> None:
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {(e["pid"], e["tid"]) for e in slices(events)} == set(named)
     roles = {role.name for launch in result.launches for role in launch.program.roles}
-    assert {f"CTA slot 0 / {role} warp 0" for role in roles} <= set(named.values())
-    quarters = {n for n in range(4) if f"sub-partition {n} / tensor" in named.values()}
+    assert {f"CTA slot 0 / {role} (warp 0)" for role in roles} <= set(named.values())
+    tensor = {place for place, _, unit in (track.partition(" / ") for track in named.values()) if unit == "tensor"}
     products = {x.path for launch in result.launches for b in launch.program.bundles for x in (INSTRUCTIONS[n] for n, _ in b)}
-    assert quarters == ({0} if Path.TCGEN05 in products else {0, 1, 2, 3})  # one warp issues the products of a CTA
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["SM 0"]
+    assert tensor == ({"all sub-partitions"} if Path.TCGEN05 in products else {f"sub-partition {n}" for n in range(4)})
+    assert [(e["args"]["name"], e["pid"]) for e in events if e["name"] == "process_name"] == [("SM", 0)]
+    warps = [track for track in named.values() if track.startswith("CTA slot")]
+    assert list(named.values())[: len(warps)] == warps  # threads are numbered as tracks are ordered: warps, then units
+    assert list(named) == sorted(named)
+    quarter = [track.partition(" / ")[2] for track in named.values() if track.startswith("sub-partition 1")]
+    assert quarter == [unit for unit in SHOWN if unit in quarter]
 
 
 def test_arrows_are_paired_and_point_forward_into_slices() -> None:
@@ -116,6 +121,20 @@ def test_intervals_hold_what_the_engine_counted(name: str) -> None:
         alone, beside = (float(launch.run.issued @ bundles[:, column]) for column in (PORT, PORT_BESIDE))
         assert sum(port) == pytest.approx(alone, rel=0.02)
         assert alone < busy.sum() < beside
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa4"])
+def test_products_fill_their_track_while_they_run(name: str) -> None:
+    """A product goes on after its issue: the track holds it whole, with the name that its warp's slice has."""
+    (launch,) = simulate(get_schedule(name), load_gpu(chip_for(name, "h100")), PROBLEM, record_limit=200_000).launches
+    statements = intervals(launch.program, launch.job, launch.run)
+    spans = [span for span in unit_spans(statements, lambda x: f"{x.warp}") if span.unit == "tensor"]
+    busy = launch.run.busy[0, :, PIPES.index("tensor")].sum()
+    drawn = sum(span.end - span.start for span in spans) * (4 if name == "fa4" else 1)  # one track for all four
+    assert 0.8 * busy <= drawn <= busy  # the engine also counts what vector work holds products up
+    issued = {(str(x.warp), x.start) for x in statements if x.held[TENSOR]}
+    assert {span.name for span in spans} == {warp for warp, _ in issued}
+    assert len(spans) == len(issued)
 
 
 @pytest.mark.parametrize(("name", "expected"), [

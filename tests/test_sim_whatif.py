@@ -16,6 +16,7 @@ from flashsim.model.gpu import GPUS, load_gpu
 from flashsim.model.instructions import INSTRUCTIONS
 from flashsim.model.schedule import choices, lowered
 from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.sim.unit_words import NUMBERS, UNITS, words
 from flashsim.sim.whatif import (
     ALMOST,
     Case,
@@ -68,6 +69,25 @@ def test_every_change_of_every_chip_is_accepted(name: str) -> None:
         changed = dict(change.on(gpu).numbers())
         assert all(changed[path] == value for path, value in change.numbers.items())
         assert any(changed[path] != before for path, before in gpu.numbers())
+
+
+@pytest.mark.parametrize("name", ALL_GPUS)
+def test_every_unit_and_number_has_words_of_its_own(name: str) -> None:
+    """None is missing, none is so long that a table has no room for it; units of one chip are told apart."""
+    gpu = load_gpu(name)
+    for each in (*units(gpu), *(number for number, _ in gpu.numbers()), *INSTRUCTIONS, "exp2", "l2_latency", "pipe", "hbm"):
+        assert 0 < len(words(each)) <= 36, each
+    told = [words(each) for each in units(gpu)]
+    assert len(set(told)) == len(told)
+    assert words("all together") == words("pipe.ex2, sm.count") == ""
+    assert words("beside.tensor_per_fma") == "product held up by FMA issue"
+
+
+def test_no_words_are_of_what_no_chip_has() -> None:
+    chips = [load_gpu(name) for name in ALL_GPUS]
+    numbers = {number for gpu in chips for number, _ in gpu.numbers()}
+    assert set(NUMBERS) <= numbers
+    assert set(UNITS) <= {each for gpu in chips for each in units(gpu)} | {number.partition(".")[0] for number in numbers}
 
 
 def test_free_is_zero_or_says_what_it_is() -> None:
@@ -179,12 +199,18 @@ def test_a_default_that_follows_the_chip_is_said() -> None:
 # --- the command ---
 
 
-def test_without_changes_it_draws_every_unit(tmp_path: Path) -> None:
+def test_without_changes_it_draws_every_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     png = tmp_path / "tornado.png"
     done = run("--plot", str(png))
     assert done.exit_code == 0, done.output
     for part in ("what each unit costs", "free", "2x", "half", "tensor", "hbm latency", "may not be zero"):
         assert part in done.stdout
+    told = {line["change"]: max(map(abs, line["saved_pct"].values())) for line in json.loads(run("--json").stdout)["tornado"]}
+    assert sum(effect > 0.05 for effect in told.values()) > 3
+    text = done.stdout.partition("without effect")[0].splitlines()
+    for unit, effect in told.items():
+        assert any(line.startswith(f"{unit} ") and words(unit) in line for line in text) is (effect >= 0.05), unit
     assert png.read_bytes().startswith(b"\x89PNG")
 
 

@@ -359,5 +359,5 @@ def test_it_fits_narrow_and_wide_pages_in_light_and_dark(browser: Page, tmp_path
 def test_the_perfetto_ui_opens_the_trace(browser: Page, trace_file: Path) -> None:
     with serving(trace_file) as address:
         browser.open(address)
-        browser.until("document.body.innerText.includes('CTA slot 0 / compute warp 0')")
+        browser.until("document.body.innerText.includes('CTA slot 0 / compute (warp 0)')")
         assert browser.js("document.title").endswith("Perfetto UI")

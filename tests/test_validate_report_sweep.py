@@ -79,7 +79,7 @@ def test_a_file_that_lacks_a_part_is_refused(tmp_path: Path, key: str) -> None:
     table = pq.read_table(path)
     kept = {name: value for name, value in table.schema.metadata.items() if name != key.encode()}
     pq.write_table(table.replace_schema_metadata(kept), path)
-    with pytest.raises(ValueError, match=r"changed after explore wrote it$|is no sweep of flashsim: give --sweep a file that"):
+    with pytest.raises(ValueError, match=r"it, or it was changed$|is no sweep of flashsim: give --sweep a file that"):
         read_record(path)
 
 
@@ -157,6 +157,30 @@ def test_maps_are_those_of_every_pair(tmp_path: Path) -> None:
         assert ("h0", "0.0") in cells
 
 
+def test_only_costs_that_vary_are_drawn(tmp_path: Path) -> None:
+    page, record = page_of(tmp_path, "block_kv=32:128:32", "registers=168")
+    assert len({row["smem_bytes_per_cta"] for row in record.rows}) > 1
+    charts = re.findall(r'<figure class="scatter"><figcaption class="caption">([^<]*)<', page)
+    assert charts == ["Time over SMEM a CTA"]
+    assert "All candidates that ran have the same registers a thread (168)." in text_of(page)
+    page, _ = page_of(tmp_path, "deferred_divide", "registers=168")
+    assert 'class="scatter"' not in page
+    assert "have the same registers a thread (168) and SMEM a CTA (" in text_of(page)
+
+
+def test_candidates_say_where_their_counts_come_from(tmp_path: Path) -> None:
+    """Of FA2's tiles one was read from a binary; the table says which, and a note that the others were not."""
+    page, record = page_of(tmp_path, "block_kv=64,128", "block_q=64,128", "warps=4")
+    origins = {row["candidate"]: row["counts_from"] for row in record.rows if row["status"] == "ok"}
+    assert set(origins.values()) == {"binary", "derived"}
+    table = page[page.index('<section id="candidates"') :]
+    told = re.findall(r'<tr><th scope="row">(\d+)</th>.*?<td>(binary|derived|ideal)</td><td class="words">', table)
+    assert {int(number): origin for number, origin in told} == origins
+    assert "instruction counts are of 2 kinds" in text_of(page)
+    page, _ = page_of(tmp_path, "block_kv=64,128", "counts=ideal", "warps=4")
+    assert "instruction counts are of" not in page
+
+
 def test_an_unfinished_sweep_and_a_changed_chip_say_so(tmp_path: Path) -> None:
     page, record = page_of(tmp_path, *GRID, rows=9)
     assert not record.complete
@@ -177,9 +201,9 @@ def test_one_field_makes_a_page_without_a_map(tmp_path: Path) -> None:
 
 
 def test_sizes_are_ranked_by_rate(tmp_path: Path) -> None:
-    page, record = page_of(tmp_path, "seqlen=256,2048")
+    page, record = page_of(tmp_path, "seqlen=256,2048", "block_kv=64,128")
     best = max(record.rows, key=lambda row: row["tflops"])
-    assert f"<strong>seqlen={best['seqlen']}</strong>" in page
+    assert f"<strong>seqlen={best['seqlen']} block_kv={best['block_kv']}</strong>" in page
     assert "TFLOP/s over SMEM a CTA" in page
 
 

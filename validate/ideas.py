@@ -156,7 +156,8 @@ IDEAS = (
     Idea(
         name="conditional rescale", generation="FA4", schedule="fa4", attention=_FA4, gpus=_BLACKWELL,
         fields=_ALGORITHM, without=(("rescale_rate", 1.0),),
-        claim="O through registers in few blocks instead of all: ten times fewer; no ablation printed", source="FA4 section 3.1",
+        claim="O through registers only where a maximum grew much; rescales about ten times fewer; no ablation printed",
+        source="FA4 section 3.1; ten times: Modal's write-up of the Hot Chips talk, not in the paper",
     ),
     Idea(
         name="rescale threshold", generation="FA4", schedule="fa4", attention=_FA4, gpus=_BLACKWELL,

@@ -106,6 +106,11 @@ def size(n: float) -> str:
     return f"{n:.4g} TB"
 
 
+def smem(n: float) -> str:
+    """Shared memory, in the unit that it is given out in."""
+    return f"{n / 1024:.4g} KiB"
+
+
 def numbers(gpu: GPU) -> str:
     """A section with every number of a chip, its kind and source; words and kinds choose what is shown."""
     rows = []

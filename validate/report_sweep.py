@@ -19,7 +19,7 @@ from ..sim.findings import heat_map, ranked, report, two_axes
 from ..sim.predict import HOST_BOUND
 from ..sim.space import word
 from ..sim.sweep_file import Record
-from .page import bar, cards, filters, made, numbers, page, percent, size, table
+from .page import bar, cards, filters, made, numbers, page, percent, smem, table
 from .sweep_chart import Cost, scatter
 
 TOP = 15
@@ -30,10 +30,10 @@ NAMED = 3  # fields that the title names
 STEPS_PCT = (0.05, 2, 5, 10, 20, 40, 80)  # up to where a cell of a heat map has which shade
 COSTS = (
     Cost(column="registers_per_thread", title="registers a thread", write="{:.0f}".format),
-    Cost(column="smem_bytes_per_cta", title="SMEM a CTA", write=size),
+    Cost(column="smem_bytes_per_cta", title="SMEM a CTA", write=smem),
 )
 WORDS = {"ms": "time", "tflops": "TFLOP/s"}
-RESULTS = ("*ms", "*TFLOP/s", "*of peak", "*above best", "*registers", "*SMEM", "*CTAs/SM", "*MHz", "limiter")
+RESULTS = ("*ms", "*TFLOP/s", "*of peak", "*above best", "*registers", "*SMEM", "*CTAs/SM", "*MHz", "counts", "limiter")
 
 
 def report_sweep(record: Record, *, command: str = "") -> str:
@@ -110,7 +110,8 @@ def _overview(record: Record, found: Mapping[str, Any], good: Sequence[Row]) -> 
         )
     )
     note = "" if record.complete else '<p class="refused">The sweep is unfinished: what is here may change.</p>'
-    return shown + note
+    mixed = f'<p class="note">Note: {escape(found["mixture"])}.</p>' if found["mixture"] else ""
+    return shown + note + mixed
 
 
 # --- tables of candidates ---
@@ -125,11 +126,12 @@ def _row(record: Record, row: Row, best: Row) -> str:
     )
     results = (
         f"{row['ms']:.4g}", f"{row['tflops']:.1f}", percent(row["utilization"]), _above(above),
-        str(row["registers_per_thread"]), size(row["smem_bytes_per_cta"]), str(row["ctas_per_sm"]), f"{row['clock_mhz']:.0f}",
+        str(row["registers_per_thread"]), smem(row["smem_bytes_per_cta"]), str(row["ctas_per_sm"]), f"{row['clock_mhz']:.0f}",
     )  # fmt: skip
     cells = "".join(f'<td class="n">{text}</td>' for text in results)
     head = f'<th scope="row">{row["candidate"]}</th>'
-    return f'<tr>{head}{values}{cells}<td class="words">{escape(row["limiter"])}</td></tr>'
+    origin = f"<td>{escape(row['counts_from'])}</td>"
+    return f'<tr>{head}{values}{cells}{origin}<td class="words">{escape(row["limiter"])}</td></tr>'
 
 
 def _above(pct: float) -> str:
@@ -152,19 +154,23 @@ def _pareto(record: Record, good: Sequence[Row], front: Sequence[Row]) -> str:
     dots = [(row, _dot(record, row)) for row in good]
     ids = {row["candidate"] for row in front}
     what = "TFLOP/s" if record.objective == "tflops" else "Time"
+    varying = [cost for cost in COSTS if len({row[cost.column] for row in good}) > 1]
     charts = "".join(
-        scatter(title=f"{what} over {cost.title}", cost=cost, y=record.objective, dots=dots, front=ids) for cost in COSTS
+        scatter(title=f"{what} over {cost.title}", cost=cost, y=record.objective, dots=dots, front=ids) for cost in varying
     )
+    drawn = f'<div class="columns">{charts}</div><p class="readout" aria-live="polite"></p>' if varying else ""
+    alike = [f"{cost.title} ({cost.write(good[0][cost.column])})" for cost in COSTS if cost not in varying]
+    same = f'<p class="note">All candidates that ran have the same {" and ".join(alike)}.</p>' if alike else ""
     caption = "Nothing beats these in time, registers and SMEM alike"
     listed = table(caption, _columns(record), [_row(record, row, good[0]) for row in front[:TOP]])
     more = f'<p class="note">and {len(front) - TOP} more</p>' if len(front) > TOP else ""
-    return f'<div class="columns">{charts}</div><p class="readout" aria-live="polite"></p>{listed}{more}'
+    return f"{drawn}{same}{listed}{more}"
 
 
 def _dot(record: Record, row: Row) -> str:
-    costs = f"{row['registers_per_thread']} registers, {size(row['smem_bytes_per_cta'])}, {row['ctas_per_sm']} CTAs/SM"
+    costs = f"{row['registers_per_thread']} registers, {smem(row['smem_bytes_per_cta'])}, {row['ctas_per_sm']} CTAs/SM"
     head = f"#{row['candidate']} {_values(record, row)}"
-    return f"{head} · {row['ms']:.4g} ms, {row['tflops']:.1f} TFLOP/s · {costs} · {row['limiter']}"
+    return f"{head} · {row['ms']:.4g} ms, {row['tflops']:.1f} TFLOP/s · {costs} · {row['counts_from']} counts · {row['limiter']}"
 
 
 def _candidates(record: Record, good: Sequence[Row]) -> str:

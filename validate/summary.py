@@ -28,6 +28,17 @@ def summarize(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
+def grouped(reports: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """(values of ``keys``, errors of the rows that have them, the row furthest off as ``worst``), in order of the values."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for report in reports:
+        groups.setdefault(tuple(report[key] for key in keys), []).append(report)
+    return [
+        (values, {**_errors(groups[values]), "worst": max(groups[values], key=lambda report: abs(report["error_pct"]))})
+        for values in sorted(groups)
+    ]
+
+
 def _errors(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     errors = [float(report["error_pct"]) for report in reports]
     sizes = [abs(error) for error in errors]

@@ -27,6 +27,12 @@ TYPICAL = {
 TYPICAL_OVERHEAD = BUILD_OVERHEAD["pytorch"]
 
 
+def origin(label: str) -> str:
+    """Where a Program's counts come from, by its label (``Program.profile``), in a word: "binary" (read from this kernel's
+    binary), "derived" (the algorithm's and a compiler's usual overhead, or another kernel's), "ideal" (the algorithm's alone)."""
+    return "binary" if label.startswith(("sass:", "counter:")) else "ideal" if label == "ideal" else "derived"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoopCounts:
     """Warp instructions per warp and K/V block by counter (fma, alu, xu, tensor, lsu, other), registers per thread, the

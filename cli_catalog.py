@@ -1,0 +1,76 @@
+"""What there is: ``gpus`` lists chips and their numbers, ``schedules`` the schedules, their fields and their Programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from . import cli
+
+if TYPE_CHECKING:
+    from .model.attention import Attention
+    from .model.program import Program
+    from .model.schedule import Schedule
+
+
+@click.command()
+@click.argument("name", required=False)
+def gpus(name: str | None) -> None:
+    """List the chips, or every number of one (its name, or a chip's .toml file) with its unit, kind and source."""
+    from . import render
+    from .model.gpu import GPUS, load_gpu
+
+    if name is None:
+        render.gpu_list([load_gpu(each) for each in GPUS])
+    else:
+        render.gpu_numbers(load_gpu(name))
+
+
+@click.command()
+@click.argument("schedule", required=False, metavar="[SCHEDULE|FILE.py]")
+@click.option("--gpu", metavar="NAME", help="Chip [default: h100, or the first that runs it].")
+@click.option("--seqlen", type=int, default=512, show_default=True, help="Queries and keys.")
+@click.option("--head-dim", type=int, default=128, show_default=True)
+@click.option("--causal", is_flag=True, help="Mask, aligned bottom-right.")
+@click.option("--dtype", default="bf16", show_default=True)
+@click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule.")
+def schedules(
+    schedule: str | None, gpu: str | None, seqlen: int, head_dim: int, causal: bool, dtype: str, sets: Sequence[str]
+) -> None:
+    """List the schedules, or one's fields and its Program as text, for one head of a small problem.
+
+    With FILE.py the user's own.
+    """
+    from . import render
+    from .model.attention import Attention
+    from .model.schedules import SCHEDULES
+
+    if schedule is None:
+        if sets or gpu is not None:
+            raise ValueError("--set and --gpu are of one schedule: name it, as in flashsim schedules fa3")
+        render.schedule_list(SCHEDULES)
+        return
+    chosen = cli._schedule(schedule, sets)
+    cli._bounded({"seqlen": seqlen, "head_dim": head_dim})
+    attention = Attention(batch=1, heads_q=1, seqlen_q=seqlen, head_dim=head_dim, causal=causal, dtype=dtype)
+    chip, programs = _lowered(chosen, gpu, attention)
+    render.schedule_fields(chosen)
+    click.echo(f"\n{attention.label} on {chip}:")
+    for program in programs:
+        click.echo(f"\n{program}")
+
+
+def _lowered(schedule: Schedule, gpu: str | None, attention: Attention) -> tuple[str, tuple[Program, ...]]:
+    """A chip and the schedule's Programs there: the chip asked for, or the first that runs it. Raises ValueError."""
+    from .model.gpu import GPUS, load_gpu
+    from .model.schedule import lowered
+
+    refusals: list[ValueError] = []
+    for chip in [gpu] if gpu is not None else list(dict.fromkeys(("h100", *GPUS))):
+        try:
+            return chip, lowered(schedule, load_gpu(chip), attention)
+        except ValueError as error:
+            refusals.append(error)
+    raise refusals[0]
