@@ -19,6 +19,7 @@ from ..gpu import GPU
 from ..profiles import BUILD_OVERHEAD, TYPICAL, LoopCounts, loop_counts
 from ..program import Index, Program
 from ..schedule import Builder
+from ..tiling import Footprint
 from .fa2_tiles import Demand, FA2Tile, demand, grid, l1_holds, tile
 from .grid import head_grid, qkv_tensors
 
@@ -62,28 +63,23 @@ class FA2:
                 raise ValueError(f"fa2 has {field}={value!r}; it must be one of {', '.join(allowed)}: change {field}")
         t = tile(self, gpu, attention)
         profile, needs = self._profile(gpu, t), demand(t) if self.counts == "binary" else Demand()
-        program = self._program(attention, t, profile, needs, far=False)
-        frame = profile.frame_bytes if profile else needs.frame_bytes
-        if frame and not l1_holds(gpu, program, frame):
-            program = self._program(attention, t, profile, needs, far=True)
-        return (program,)
-
-    def _program(self, attention: Attention, t: FA2Tile, profile: LoopCounts | None, needs: Demand, *, far: bool) -> Program:
-        """``far``: what is spilled comes back from L2."""
         registers = self.registers or (profile.registers if profile else demand(t).registers)
         b = Builder(name="fa2_fwd", warps=t.warps, registers=registers)
         _buffers(b, t, attention.dtype_bytes)
-        step = _Step(b, t, self, profile, needs, far=far)
+        cta = Footprint(name=b.name, warps=t.warps, registers=registers, smem_bytes=b.smem_bytes)
+        frame = profile.frame_bytes if profile else needs.frame_bytes
+        step = _Step(b, t, self, profile, needs, far=frame > 0 and not l1_holds(gpu, cta, frame))
         if self.sequence_parallel:
             _q_block(step)
         else:
             _head(step, attention)
-        return b.build(
+        program = b.build(
             tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
             tiles=(grid if self.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
             profile=profile.label if profile else TYPICAL[self.build] if self.counts == "binary" else "ideal",
             local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
         )
+        return (program,)
 
     def _profile(self, gpu: GPU, t: FA2Tile) -> LoopCounts | None:
         """Counts of the compiled loop, where this is the loop that was compiled."""
@@ -141,7 +137,7 @@ def check_counts(name: str, counts: str, allowed: tuple[str, ...]) -> None:
 
 
 class _Step:
-    """The pieces of a CTA's work: a Q block begins, meets K/V blocks, ends."""
+    """The pieces of a CTA's work: a Q block begins, meets K/V blocks, ends. ``far``: what is spilled comes back from L2."""
 
     def __init__(
         self, b: Builder, t: FA2Tile, schedule: FA2, profile: LoopCounts | None, needs: Demand, *, far: bool

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..program import Program, Tiles
-from ..tiling import occupancy
+from ..program import Tiles
+from ..tiling import Footprint, resident
 from .grid import ceil_div, kv_blocks, planes
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ class Demand:
         return max(0, max(self.softmax, self.values) - MOST_REGISTERS)
 
 
-def l1_holds(gpu: GPU, program: Program, frame_bytes: int) -> bool:
+def l1_holds(gpu: GPU, cta: Footprint, frame_bytes: int) -> bool:
     """Whether the local memory of all resident threads fits in what their SMEM leaves of the SM's data cache; a loop walks
     through all of it, so that what does not fit misses throughout."""
-    ctas = occupancy(gpu, program).ctas_per_sm
-    smem = ctas * (program.smem_bytes + int(gpu.sm.smem_reserved_per_cta_bytes))
-    return ctas * 32 * program.warps * frame_bytes <= gpu.sm.l1_bytes - smem
+    ctas = resident(gpu, cta).ctas_per_sm
+    smem = ctas * (cta.smem_bytes + int(gpu.sm.smem_reserved_per_cta_bytes))
+    return ctas * 32 * cta.warps * frame_bytes <= gpu.sm.l1_bytes - smem
 
 
 def demand(t: FA2Tile) -> Demand:
