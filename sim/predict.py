@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -368,10 +367,5 @@ def limiter(units: dict[str, float], stalls: dict[str, float], launches: tuple[L
 
 def provenance(gpu: GPU) -> dict[str, int]:
     """How many of the chip's numbers are of each kind."""
-    return dict(_kinds(gpu))
-
-
-@lru_cache(maxsize=32)
-def _kinds(gpu: GPU) -> tuple[tuple[str, int], ...]:
-    found = Counter(number.kind for _, number in gpu.numbers())
-    return tuple((kind, found[kind]) for kind in KINDS)
+    kinds = Counter(number.kind for _, number in gpu.numbers())
+    return {kind: kinds[kind] for kind in KINDS}
