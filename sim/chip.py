@@ -42,7 +42,7 @@ def _count(code: Any, expressions: Any, tile_args: Any, starts: Any, warps: Any,
 
 @dataclass(frozen=True, kw_only=True)
 class Issued:
-    """Bundles that tiles issue, all warps together. ``kinds``: one row for all tiles that run alike; ``kind_of``: of each tile."""
+    """Bundles that tiles issue, all warps together. ``kinds``: a row for all tiles that run alike; ``kind_of``: of each tile."""
 
     kinds: IntArray
     kind_of: IntArray

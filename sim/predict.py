@@ -175,7 +175,7 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
             l2=None if chip is None or scope == "sm" else chip.shared(program),
             record_limit=how.record_limit,
         )
-        run = fast_engine.run(job)
+        run = fast_engine.kept_run(job)
         expected = run.ticks if scope == "sm" else expected
         if chip is not None and scope == "chip":
             traffic = chip.traffic(run.traffic).with_local(planned)

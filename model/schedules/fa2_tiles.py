@@ -51,13 +51,13 @@ class FA2Tile:
         return self.warps if self.split_k else 1
 
 
-def tile(schedule: FA2, gpu: GPU, attention: Attention) -> FA2Tile:
+def tile(schedule: FA2, architecture: str, attention: Attention) -> FA2Tile:
     need = max(attention.head_dim, attention.head_dim_v)
     sizes = [d for d in TILES if d >= need]
     if not sizes:
         raise ValueError(f"fa2 has no tile for head_dim {need}; the largest is {max(TILES)}: reduce head_dim")
     d = sizes[0]
-    base = TILE_256_SM90 if d == 256 and gpu.architecture != "sm_80" else TILES[d]
+    base = TILE_256_SM90 if d == 256 and architecture != "sm_80" else TILES[d]
     split_k = schedule.split == "k"
     rows = max(16, SPLIT_K_OUTPUT // d // 16 * 16) if split_k else base[0]
     t = FA2Tile(
