@@ -60,6 +60,7 @@ class Rows:
         self.bundles: list[Bundle] = []
         self.numbers: dict[Bundle, int] = {}  # of the bundles
         self.contents: list[Content] = []
+        self.mixtures: dict[Bundle, list[tuple[int, int]]] = {}  # of each packed run's counts: bundles and how often
         self.statement = -1
 
     def __len__(self) -> int:
@@ -97,7 +98,8 @@ class Rows:
         """
         ideal = self.ideal(start)
         total = sum(ideal.values()) - (0 if products else ideal["tensor"])
-        extra = {c: counts[c] - ideal.get(c, 0) for c in counts if c in EXTRA_INSTRUCTION}
+        wanted = {c: counts[c] - ideal.get(c, 0) for c in counts if c in EXTRA_INSTRUCTION}
+        extra = {c: n for c, n in wanted.items() if n > 0}
         passed, given = 0, dict.fromkeys(extra, 0)
         edited: Edited = []
         for row in self.code[start:]:
@@ -130,7 +132,8 @@ class Rows:
             kept.append([] if row[OPCODE] == DEPEND and not (shuffled or transferred) else [row])
             transferred &= row[OPCODE] != DEPEND
         self.replace(start, kept)
-        asynchronous = any(row[OPCODE] == ISSUE and self.contents[row[BUNDLE]].product for row in self.code[start:])
+        products = self._products()
+        asynchronous = any(row[BUNDLE] in products for row in self.code[start:])
         ideal = self.ideal(start)
         issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
         if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
@@ -139,12 +142,13 @@ class Rows:
     def pack(self) -> None:
         """Turn each run of instructions between waits into bundles of about BUNDLE_WEIGHT issue cycles, evenly mixed."""
         targets = {row[JUMP] for row in self.code}
-        self.asynchronous = any(row[OPCODE] == ISSUE and self.contents[row[BUNDLE]].product for row in self.code)
+        products = self._products()
+        self.asynchronous = any(row[BUNDLE] in products for row in self.code)
         edited: Edited = []
         run: list[list[int]] = []
         begin, board = 0, -1  # of the run: its first row, and the scoreboard that it sets
         for i, row in enumerate(self.code):
-            plain = row[OPCODE] == ISSUE and row[BYTES] == 0 and not self.contents[row[BUNDLE]].product
+            plain = row[OPCODE] == ISSUE and row[BYTES] == 0 and row[BUNDLE] not in products
             if run and (not plain or i in targets or (row[ARG] >= 0 and board >= 0 and row[ARG] != board)):
                 edited[begin] = self._mixed(run, board)
                 run, board = [], -1
@@ -165,6 +169,10 @@ class Rows:
             if row[JUMP] >= start:
                 row[JUMP] = places[row[JUMP] - start]
 
+    def _products(self) -> set[int]:
+        """The bundles that are products of a warpgroup or of a CTA."""
+        return {number for number, own in enumerate(self.contents) if own.product}
+
     def _issue(self, bundle: Bundle, times: int, board: int, statement: int) -> list[int]:
         return [ISSUE, self.bundle(bundle), times, board, 0, -1, -1, -1, statement, -1, -1]
 
@@ -173,15 +181,20 @@ class Rows:
         for row in rows:
             for name, n in self.bundles[row[BUNDLE]]:
                 counts[name] = counts.get(name, 0) + n * row[COUNT]
-        weights = {"hmma": MMA_WEIGHT, "stall": int(self.asynchronous)}  # beside a running product short bundles tell
-        weight = sum(n * weights.get(name, 1) for name, n in counts.items())
-        parts = max(1, round(weight / BUNDLE_WEIGHT))
-        return [self._issue(bundle, times, board, rows[0][STATEMENT]) for bundle, times in mixed(tuple(counts.items()), parts)]
+        run = tuple(counts.items())
+        if run not in self.mixtures:  # a kernel's k-steps, and its loops, repeat most of their runs
+            self.mixtures[run] = [(self.bundle(bundle), times) for bundle, times in mixed(run, self.asynchronous)]
+        statement = rows[0][STATEMENT]
+        return [[ISSUE, bundle, times, board, 0, -1, -1, -1, statement, -1, -1] for bundle, times in self.mixtures[run]]
 
 
-@lru_cache(maxsize=4096)  # a kernel's loops, and the candidates of a sweep, have most of their runs in common
-def mixed(counts: Bundle, parts: int) -> tuple[tuple[Bundle, int], ...]:
-    """``counts`` in ``parts`` bundles, as even as whole instructions allow: each with how often it follows itself."""
+@lru_cache(maxsize=4096)  # the candidates of a sweep, too, have most of their runs in common
+def mixed(counts: Bundle, asynchronous: bool) -> tuple[tuple[Bundle, int], ...]:
+    """``counts`` in bundles of about BUNDLE_WEIGHT issue cycles, as even as whole instructions allow: each with how often it
+    follows itself. ``asynchronous``: products run on beside them, where short bundles tell, so that stalls weigh too.
+    """
+    weights = {"hmma": MMA_WEIGHT, "stall": int(asynchronous)}
+    parts = max(1, round(sum(n * weights.get(name, 1) for name, n in counts) / BUNDLE_WEIGHT))
     names = [name for name, _ in counts]
     shares = zip(*([n * (i + 1) // parts - n * i // parts for i in range(parts)] for _, n in counts), strict=True)
     return tuple(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from .attention import Attention
 from .gpu import GPU
 from .ops import OPS
-from .program import Barrier, Buffer, Index, Opcode, Program, Ring, Role, Statement, Tensor, Tiles
+from .program import CODE_COLUMNS, Barrier, Buffer, Index, Opcode, Program, Ring, Role, Statement, Tensor, Tiles
 from .rows import DEPEND, ISSUE, JUMP, OPCODE, Rows
 
 
@@ -293,6 +294,11 @@ class Builder:
 
     # --- result ---
 
+    @property
+    def smem_bytes(self) -> int:
+        """Of a CTA, with all buffers declared so far."""
+        return sum(b.all_bytes for b in self.buffers.values() if b.space == "smem" and "." not in b.name)
+
     def build(
         self, *, tensors: tuple[Tensor, ...], tiles: Tiles, profile: str = "ideal", **fields: Any
     ) -> Program:
@@ -301,8 +307,8 @@ class Builder:
             self._exit()
         self.rows.pack()
         self._starts()
+        code = np.fromiter(chain.from_iterable(self.rows.code), np.int64)
         order = sorted(tensors, key=lambda t: self.tensors.get(t.name, len(self.tensors)))
-        smem = sum(b.all_bytes for b in self.buffers.values() if b.space == "smem" and "." not in b.name)
         return Program(
             name=self.name,
             roles=tuple(self.roles),
@@ -312,10 +318,10 @@ class Builder:
             tensors=tuple(order),
             tiles=tiles,
             statements=tuple(self.statements),
-            code=np.array(self.rows.code, dtype=np.int64),
+            code=code.reshape(-1, len(CODE_COLUMNS)),
             expressions=tuple(self.expressions),
             loops=tuple(self.loops),
-            smem_bytes=smem,
+            smem_bytes=self.smem_bytes,
             bundles=tuple(self.rows.bundles),
             profile=profile,
             **fields,

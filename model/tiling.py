@@ -13,6 +13,16 @@ from .program import Program
 
 
 @dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a CTA takes of an SM: ``warps`` with those that idle, ``registers`` per thread."""
+
+    name: str
+    warps: int
+    registers: int
+    smem_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Occupancy:
     """CTAs per SM: the smallest of four limits. ``arithmetic`` has one sentence a limit; ``limiter`` names the binding one."""
 
@@ -24,16 +34,22 @@ class Occupancy:
 
 def occupancy(gpu: GPU, program: Program) -> Occupancy:
     """CTAs of ``program`` resident on one SM. Raises ValueError where not even one fits, with the numbers and what to change."""
+    warps, registers = program.warps + program.idle_warps, program.registers
+    return resident(gpu, Footprint(name=program.name, warps=warps, registers=registers, smem_bytes=program.smem_bytes))
+
+
+def resident(gpu: GPU, cta: Footprint) -> Occupancy:
+    """The same for a kernel that is not lowered yet."""
     sm = gpu.sm
-    warps, registers, smem = program.warps + program.idle_warps, program.registers, program.smem_bytes
+    warps, registers, smem = cta.warps, cta.registers, cta.smem_bytes
     if registers > sm.max_registers_per_thread:
         raise ValueError(
-            f"{program.name} needs {registers} registers per thread; {gpu.name} has at most"
+            f"{cta.name} needs {registers} registers per thread; {gpu.name} has at most"
             f" {int(sm.max_registers_per_thread)}: use smaller tiles or more warps"
         )
     if smem > sm.smem_per_cta_bytes:
         raise ValueError(
-            f"{program.name} needs {smem} B of shared memory; {gpu.name} gives a CTA at most {int(sm.smem_per_cta_bytes)} B:"
+            f"{cta.name} needs {smem} B of shared memory; {gpu.name} gives a CTA at most {int(sm.smem_per_cta_bytes)} B:"
             " use smaller tiles or fewer stages"
         )
     unit = int(sm.register_alloc_unit)
@@ -58,6 +74,6 @@ def occupancy(gpu: GPU, program: Program) -> Occupancy:
     limiter = min(limits, key=lambda name: limits[name])
     if limits[limiter] < 1:
         raise ValueError(
-            f"{program.name} does not fit on {gpu.name} ({limiter}: {arithmetic[limiter]}); use smaller tiles or more warps"
+            f"{cta.name} does not fit on {gpu.name} ({limiter}: {arithmetic[limiter]}); use smaller tiles or more warps"
         )
     return Occupancy(ctas_per_sm=limits[limiter], warps_per_sm=limits[limiter] * warps, limiter=limiter, arithmetic=arithmetic)

@@ -40,21 +40,41 @@ def _count(code: Any, expressions: Any, tile_args: Any, starts: Any, warps: Any,
                 pc += 1
 
 
-def bundle_counts(program: Program) -> IntArray:
-    """Bundles that each tile issues, all warps together; shape (tiles, bundles). Exact: it runs the Program's control flow."""
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """Bundles that tiles issue, all warps together. ``kinds``: a row for all tiles that run alike; ``kind_of``: of each tile."""
+
+    kinds: IntArray
+    kind_of: IntArray
+
+    @property
+    def total(self) -> IntArray:
+        """Of each bundle, by all tiles."""
+        return np.asarray(np.bincount(self.kind_of, minlength=len(self.kinds)) @ self.kinds)
+
+
+def issued_bundles(program: Program) -> Issued:
+    """What each tile issues. Exact: it runs the Program's control flow, once for tiles that differ only in what no trip count
+    or guard reads."""
     args = program.tiles.values.astype(np.int64)
     used = np.unique(program.expression_table[:, 1])
-    steering = args[:, used[used >= 0]]  # tiles that differ only in what no trip count or guard reads run alike
+    steering = args[:, used[used >= 0]]
     order = np.lexsort(steering.T) if steering.size else np.arange(len(args))
     first = np.ones(len(args), np.bool_)
     first[1:] = (steering[order[1:]] != steering[order[:-1]]).any(axis=1)
-    back = np.empty(len(args), np.int64)
-    back[order] = np.cumsum(first) - 1
+    kind_of = np.empty(len(args), np.int64)
+    kind_of[order] = np.cumsum(first) - 1
     starts = np.array([role.start for role in program.roles], np.int64)
     warps = np.array([role.warps for role in program.roles], np.int64)
-    out = np.zeros((int(first.sum()), len(program.bundles)), np.int64)
-    _count(program.code, program.expression_table, args[order[first]], starts, warps, out)
-    return np.asarray(out[back])
+    kinds = np.zeros((int(first.sum()), len(program.bundles)), np.int64)
+    _count(program.code, program.expression_table, args[order[first]], starts, warps, kinds)
+    return Issued(kinds=kinds, kind_of=kind_of)
+
+
+def bundle_counts(program: Program) -> IntArray:
+    """The same with a row for each tile; shape (tiles, bundles)."""
+    issued = issued_bundles(program)
+    return np.asarray(issued.kinds[issued.kind_of])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +91,9 @@ class Dispatch:
         return self.queues[self.critical]
 
 
-def tile_work(per_tile: IntArray, bundles: IntArray) -> IntArray:
-    """Port ticks that each tile needs of one sub-partition, which is what CTAs on an SM share, from :func:`bundle_counts`."""
-    work: IntArray = per_tile @ bundles[:, PORT] // 4
+def tile_work(counts: IntArray, bundles: IntArray) -> IntArray:
+    """Port ticks that tiles with these ``counts`` of bundles need of one sub-partition, which is what CTAs on an SM share."""
+    work: IntArray = counts @ bundles[:, PORT] // 4
     return np.maximum(work, 1)
 
 

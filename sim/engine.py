@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 
 import numpy as np
 
@@ -145,6 +146,10 @@ class Job:
     l2: SharedL2 | None = None
     record_limit: int = 0
 
+    def equals(self, other: Job) -> bool:
+        """Whether all that an engine reads of jobs without a shared L2 is the same."""
+        return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "l2")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -184,30 +189,37 @@ def ticks(cycles: float) -> int:
 
 def bundle_table(program: Program, gpu: GPU) -> IntArray:
     """One row per bundle, columns BUNDLE_COLUMNS: the sums of its instructions' costs on ``gpu``, in ticks."""
-    names = sorted({name for bundle in program.bundles for name, _ in bundle})
+    names = tuple(sorted({name for bundle in program.bundles for name, _ in bundle}))
     column = {name: i for i, name in enumerate(names)}
     counts = np.zeros((len(program.bundles), len(names)), np.int64)
     for i, bundle in enumerate(program.bundles):
         for name, n in bundle:
             counts[i, column[name]] = n
-    kinds = [INSTRUCTIONS[name] for name in names]
-    prices = np.array([_vector(kind, gpu) if not kind.columns else _zeros() for kind in kinds]).reshape(-1, len(BUNDLE_COLUMNS))
-    prices[:, SMEM] = [ticks(kind.smem_bytes / gpu.smem.bytes_per_clk) for kind in kinds]
-    prices[:, SPILL] = [kind.spill_bytes for kind in kinds]
+    kinds, prices = [INSTRUCTIONS[name] for name in names], _prices(names, gpu)
     rows: IntArray = counts @ prices
     rows[:, RESULT] = (np.minimum(counts, 1)[:, :, None] * prices[None, :, [RESULT]]).max(axis=1, initial=0)[:, 0]
     rows[:, PATH] = (np.minimum(counts, 1) * np.array([int(kind.path) for kind in kinds], np.int64)).max(axis=1, initial=0)
+    products = {kind.name: _cta_product if kind.path == Path.TCGEN05 else _product for kind in kinds if kind.columns}
     for row, bundle in zip(rows, program.bundles, strict=True):
-        for kind in (INSTRUCTIONS[name] for name, _ in bundle):
-            if kind.path == Path.TCGEN05:
-                _cta_product(row, kind, gpu)
-            elif kind.columns:
-                _product(row, kind, gpu)
+        for name, _ in bundle if products else ():
+            if name in products:
+                products[name](row, INSTRUCTIONS[name], gpu)
     runs_on = np.isin(rows[:, PATH], (Path.WGMMA, Path.TCGEN05))  # asynchronous, as is what TMEM transfers
     pipes, beside = rows[:, FIRST_PIPE : FIRST_PIPE + TMEM].max(axis=1), rows[:, FIRST_BESIDE : FIRST_BESIDE + TMEM].max(axis=1)
     rows[:, GAP] = np.maximum(rows[:, GAP], np.where(runs_on, 0, pipes))
     rows[:, GAP_BESIDE] = np.maximum(np.maximum(rows[:, GAP_BESIDE], rows[:, GAP]), np.where(runs_on, 0, beside))
     return rows
+
+
+@lru_cache(maxsize=64)  # what candidates of a sweep have in common
+def _prices(names: tuple[str, ...], gpu: GPU) -> IntArray:
+    """One row per instruction: what it adds to its bundle's, columns BUNDLE_COLUMNS. A product's own times are not among it."""
+    kinds = [INSTRUCTIONS[name] for name in names]
+    prices = np.array([_vector(kind, gpu) if not kind.columns else _zeros() for kind in kinds]).reshape(-1, len(BUNDLE_COLUMNS))
+    prices[:, SMEM] = [ticks(kind.smem_bytes / gpu.smem.bytes_per_clk) for kind in kinds]
+    prices[:, SPILL] = [kind.spill_bytes for kind in kinds]
+    prices.setflags(write=False)
+    return prices
 
 
 def _zeros() -> IntArray:
@@ -279,8 +291,10 @@ def _cta_product(row: IntArray, kind: Instruction, gpu: GPU) -> None:
 def product_ticks(program: Program, gpu: GPU) -> int:
     """From the end of a CTA's last product to its arrival at an mbarrier (tcgen05.commit): what was measured from the issue of
     one product to the waiting thread, less the product and the wait itself."""
+    if gpu.tcgen05 is None:
+        return 0
     products = [kind for bundle in program.bundles for name, _ in bundle if (kind := INSTRUCTIONS[name]).path == Path.TCGEN05]
-    if gpu.tcgen05 is None or not products:
+    if not products:
         return 0
     own, pair = gpu.tcgen05.latency_cycles, gpu.tcgen05.pair_latency_cycles
     latency = pair if any(kind.pair for kind in products) else own

@@ -182,13 +182,13 @@ def explore(
     known = known or {}
     if trials is None or trials >= sweep.space.size:
         numbers = (number for number in range(sweep.space.size) if number not in known)
-        yield from _rows(sweep, workers, numbers)
+        yield from _rows(sweep, workers, numbers, together=True)
         return
     yield from _search(sweep, workers, trials, seed, known)
 
 
-def _rows(sweep: Sweep, workers: Workers, numbers: Iterator[int]) -> Iterator[Row]:
-    for number, row in workers.answers(partial(evaluate, sweep), numbers):
+def _rows(sweep: Sweep, workers: Workers, numbers: Iterator[int], *, together: bool = False) -> Iterator[Row]:
+    for number, row in workers.answers(partial(evaluate, sweep), numbers, together=together):
         if isinstance(row, Died):
             reason = f"the process that simulated it died {row.times} times, perhaps for want of memory"
             row = row_of(sweep, number, {"status": "failed", "reason": reason})

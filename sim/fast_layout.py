@@ -165,17 +165,13 @@ def plan(job: Job) -> Plan:
 
 def _anchor(job: Job) -> int:
     """The warp whose loop closes a segment: the first of the role with the longest code inside loops."""
-    best, code = (-1, 0), job.code[:, [0, 2]].tolist()
-    first = {start: warp for warp, start in reversed(list(enumerate(job.warp_start.tolist())))}  # of each role
-    for start, warp in first.items():
-        depth = work = 0
-        for op, count in code[start:]:
-            depth += (op == LOOP) - (op == END)
-            work += count if depth and op == ISSUE else 0
-            if op == EXIT:
-                break
-        best = max(best, (work, -warp))
-    return -best[1]
+    op, count = job.code[:, 0], job.code[:, 2]
+    inside = np.cumsum((op == LOOP).astype(np.int64) - (op == END)) > 0
+    issued = np.cumsum(np.where(inside & (op == ISSUE), count, 0))
+    exits = np.flatnonzero(op == EXIT)
+    roles, first = np.unique(job.warp_start, return_index=True)
+    work = issued[exits[np.searchsorted(exits, roles)]] - np.where(roles > 0, issued[roles - 1], 0)
+    return int(min(zip(-work, first, strict=True))[1])
 
 
 def state(p: Plan, job: Job, most: int) -> State:

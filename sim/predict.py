@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..model.attention import Attention
-from ..model.gpu import GPU
+from ..model.gpu import GPU, KINDS
 from ..model.instructions import COUNTERS, INSTRUCTIONS, counters
 from ..model.program import IntArray, Program
 from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
-from .chip import Dispatch, bundle_counts, chip_notes, dispatch, strided, tile_work
+from .chip import Dispatch, Issued, chip_notes, dispatch, issued_bundles, strided, tile_work
 from .clock import Clock, sustained
 from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run, bundle_table, make_job
 from .fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
@@ -151,10 +152,10 @@ def cap_mhz(gpu: GPU, clock: float | str) -> float:
 def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: How, chip: Residency | None) -> Launch:
     """Time one kernel. ``traffic``: what a replay found; with ``chip``, the L2 of chip scope, the run finds its own."""
     table = bundle_table(program, gpu)
-    per_tile = bundle_counts(program)
-    counts = _instructions(program, per_tile.sum(axis=0))
+    bundles = issued_bundles(program)
+    counts = _instructions(program, bundles.total)
     issued = {name: n for name, n in counts.items() if n}
-    order = _dispatched(program, gpu, fits, table, per_tile)
+    order = _dispatched(program, gpu, fits, table, bundles)
     # an SM with two CTAs asks for twice what an SM with one does, and L2 and HBM serve requests as they come
     slots = int(gpu.sm.count) * fits.ctas_per_sm
     shares = min(len(program.tiles), slots) / min(len(order.queue), fits.ctas_per_sm)
@@ -174,7 +175,7 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
             l2=None if chip is None or scope == "sm" else chip.shared(program),
             record_limit=how.record_limit,
         )
-        run = fast_engine.run(job)
+        run = fast_engine.kept_run(job)
         expected = run.ticks if scope == "sm" else expected
         if chip is not None and scope == "chip":
             traffic = chip.traffic(run.traffic).with_local(planned)
@@ -199,20 +200,20 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
         counts=counts,
         traffic=traffic,
         clock=mark,
-        bounds=unit_bounds(table, per_tile.sum(axis=0), gpu, mark.mhz, traffic, hbm_rate),
+        bounds=unit_bounds(table, bundles.total, gpu, mark.mhz, traffic, hbm_rate),
         interval=initiation_interval(program, table, fits.ctas_per_sm),
         notes=() if chip is None else chip_notes(program, run, planned, traffic, slots=fits.ctas_per_sm, expected=expected),
     )
 
 
-def _dispatched(program: Program, gpu: GPU, fits: Occupancy, table: IntArray, per_tile: IntArray) -> Dispatch:
+def _dispatched(program: Program, gpu: GPU, fits: Occupancy, table: IntArray, bundles: Issued) -> Dispatch:
     """Who gets which tile, where CTAs share an SM's port: how much of it one uses when alone decides."""
-    work = tile_work(per_tile, table)
+    work = tile_work(bundles.kinds, table)[bundles.kind_of]
     if program.strided:
         return strided(work, sms=int(gpu.sm.count))
-    gaps = (per_tile @ table[:, GAP]) / max(1, program.warps)
-    ports = (per_tile @ table[:, PORT]) / 4
-    alone = float(np.clip((ports / np.maximum(gaps, 1)).mean(), 0.05, 1.0))
+    gaps = (bundles.kinds @ table[:, GAP]) / max(1, program.warps)
+    ports = (bundles.kinds @ table[:, PORT]) / 4
+    alone = float(np.clip((ports / np.maximum(gaps, 1))[bundles.kind_of].mean(), 0.05, 1.0))
     return dispatch(work, sms=int(gpu.sm.count), slots=fits.ctas_per_sm, alone=alone)
 
 
@@ -373,7 +374,5 @@ def limiter(units: dict[str, float], stalls: dict[str, float], launches: tuple[L
 
 def provenance(gpu: GPU) -> dict[str, int]:
     """How many of the chip's numbers are of each kind."""
-    kinds = {"datasheet": 0, "measured": 0, "derived": 0, "assumed": 0}
-    for _, number in gpu.numbers():
-        kinds[number.kind] += 1
-    return kinds
+    kinds = Counter(number.kind for _, number in gpu.numbers())
+    return {kind: kinds[kind] for kind in KINDS}

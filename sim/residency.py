@@ -299,7 +299,7 @@ class Residency:
         """Write back what is still dirty; nothing stays dirty."""
         out = np.zeros((len(self.tensors), 4), np.int64)
         tiles = self.tiles[:-1]
-        np.add.at(out[:, HBM_WRITE], tiles[:, OWNER], tiles[:, RESIDENT] * tiles[:, DIRTY])
+        out[:, HBM_WRITE] = np.add.reduceat(tiles[:, RESIDENT] * tiles[:, DIRTY], self.table[:, BASE])
         tiles[:, DIRTY] = 0
         return self.traffic(out)
 

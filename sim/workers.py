@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -25,12 +26,14 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import islice
 from multiprocessing import get_context
 from typing import Any
 
 from .extras import extra
 
-IN_FLIGHT = 3  # items under way a worker: one runs, two wait, so that none idles
+IN_FLIGHT = 3  # calls under way a worker: one runs, two wait, so that none idles
+TOGETHER_S, MOST_TOGETHER = 0.1, 32  # neighbours go to a worker in one call, as many as take about so long
 ALONE = 2  # times that an item whose worker died is tried by itself
 DEATHS = 3  # items lost before any answer came: then something is wrong with the workers, not with the items
 ANSWER_S = 10  # how long a Dask scheduler, and its first worker, may take to answer
@@ -64,22 +67,23 @@ class Workers:
     lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
     _executor: Executor | None = field(default=None, init=False)
 
-    def answers(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def answers(
+        self, function: Callable[[Any], Any], items: Iterable[Any], *, together: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
         """(item, ``function(item)``) in the order of completion. ``function`` is pickled once; ``items`` are drawn as needed.
 
-        Raises ValueError where the workers die before any of them answers, and what ``function`` itself raises.
+        ``together``: short neighbours share a call, so that one worker has what they have in common. Raises ValueError where the
+        workers die before any of them answers, and what ``function`` itself raises.
         """
         payload = pickle.dumps(function)
-        source, flying, suspects = iter(items), dict[Future[Any], Any](), list[Any]()
-        answered, deaths, more = False, 0, True
+        source, flying, suspects = iter(items), dict[Future[Any], tuple[Any, ...]](), list[Any]()
+        answered, deaths, more, size = False, 0, True, 1
         while True:
             while more and not suspects and len(flying) < self.window:
-                try:
-                    item = next(source)
-                except StopIteration:
-                    more = False
-                    break
-                flying[self._submit(payload, item)] = item
+                some = tuple(islice(source, size))
+                more = bool(some)
+                if some:
+                    flying[self._submit(payload, some)] = some
             if not flying and not suspects:
                 return
             if not flying:
@@ -94,23 +98,26 @@ class Workers:
                 yield item, answer
                 continue
             done, _ = wait(flying, return_when=FIRST_COMPLETED)
-            ready = []
+            ready = list[tuple[Any, Any]]()
             for future in done:
-                item = flying.pop(future)
+                some = flying.pop(future)
                 try:
-                    ready.append((item, future.result()))
+                    found, seconds = future.result()
                 except self.lost:
-                    suspects.append(item)
+                    suspects += some
                 except CancelledError:
                     raise ValueError("the Dask scheduler went away before the last answer: run again, with --resume") from None
                 except ImportError as error:
                     raise ValueError(f"a worker cannot run flashsim ({error}): install the same version there") from None
+                else:
+                    ready += zip(some, found, strict=True)
+                    size = _size(len(some) / max(seconds, 1e-6)) if together and self.width > 1 else 1
             answered |= bool(ready)
             yield from ready
 
     @property
     def window(self) -> int:
-        """Items under way at a time."""
+        """Calls under way at a time."""
         return 1 if self.width == 1 else IN_FLIGHT * self.width
 
     def close(self, *, wait: bool = True) -> None:
@@ -121,29 +128,37 @@ class Workers:
             self._executor.shutdown(wait=wait)
         self._executor = None
 
-    def _submit(self, payload: bytes, item: Any) -> Future[Any]:
+    def _submit(self, payload: bytes, some: tuple[Any, ...]) -> Future[Any]:
         for _ in range(ALONE):
             if self._executor is None:
                 self._executor = self.start()
             try:
-                return self._executor.submit(_call, payload, item)
+                return self._executor.submit(_call, payload, some)
             except BrokenExecutor:
                 self.close(wait=False)
         self._executor = self.start()
-        return self._executor.submit(_call, payload, item)
+        return self._executor.submit(_call, payload, some)
 
     def _alone(self, payload: bytes, item: Any) -> Any:
         """Ask again with nothing else under way, so that a death tells which item caused it."""
         for _ in range(ALONE):
             try:
-                return self._submit(payload, item).result()
+                ((answer,), _) = self._submit(payload, (item,)).result()
+                return answer
             except self.lost:
                 continue
         return Died(ALONE + 1)
 
 
-def _call(payload: bytes, item: Any) -> Any:
-    return _function(payload)(item)
+def _call(payload: bytes, some: tuple[Any, ...]) -> tuple[list[Any], float]:
+    """Answers, and the seconds that they took."""
+    function, began = _function(payload), time.perf_counter()
+    return [function(item) for item in some], time.perf_counter() - began
+
+
+def _size(per_second: float) -> int:
+    """Neighbours of the next call."""
+    return max(1, min(MOST_TOGETHER, int(per_second * TOGETHER_S)))
 
 
 @lru_cache(maxsize=4)

@@ -2,9 +2,12 @@
 
     python -m flashsim.validate.bench_explore [--jobs N] [--batch B] [--heads H] [--seqlen N]
 
-The sweep is FA2 on H100 at head_dim 128: the tile, warps and registers, 72 candidates. Rates are of candidates that ran, from the
-first answer on, so that starting the processes is not in it (it is printed beside). The profile is of one process, warm, over
-candidates spread through the sweep; its rows overlap where one part calls another.
+The sweep is FA2 on H100 at head_dim 128: the tile, warps and registers, 72 candidates, each with the engine's two runs. It is
+timed from first to last in processes that are up already (how long that took is printed beside), with the parent's part. Rates
+are of candidates that ran. Processor time tells what the sweep costs where neighbours share the machine: the rate is at most
+processes / (processor time a candidate), and the processes are busy for the share printed.
+
+The profile is of one process, warm, over candidates spread through the sweep; its rows overlap where one part calls another.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import platform
 import pstats
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from ..model.gpu import load_gpu
 from ..model.schedules import get_schedule
 from ..sim.explore import Sweep, evaluate, explore
 from ..sim.space import parse_space
-from ..sim.workers import default_jobs, local
+from ..sim.workers import Workers, default_jobs, local
 
 SPACE = ("block_q=64,128,192", "block_kv=32:128:32", "warps=4,8", "registers=none,168,255")
 TARGET_PER_S = 60  # SM-scope configurations a second on two cores
@@ -34,7 +38,7 @@ PARTS = {
     "lowering": ("fa2.py", "lower"),
     "occupancy": ("tiling.py", "occupancy"),
     "L2 residency replay": ("residency.py", "launch"),
-    "bundle counts of tiles": ("chip.py", "bundle_counts"),
+    "bundle counts of tiles": ("chip.py", "issued_bundles"),
     "dispatch": ("chip.py", "dispatch"),
     "pricing (make_job)": ("engine.py", "make_job"),
     "engine": ("fast_engine.py", "run"),
@@ -50,19 +54,46 @@ def sweep_of(batch: int, heads: int, seqlen: int) -> Sweep:
     return Sweep(schedule=schedule, gpu=gpu, problem=problem, space=parse_space(SPACE, schedule, gpu))
 
 
-def rate(sweep: Sweep, jobs: int) -> tuple[float, int, int, float]:
-    """(candidates that ran a second, how many ran, how many were pruned, seconds to the first answer)."""
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One sweep: candidates that ``ran`` and were ``pruned``, seconds until all processes were up, of the sweep, and of processor
+    time in them and in this process."""
+
+    ran: int
+    pruned: int
+    up_s: float
+    wall_s: float
+    workers_s: float
+    parent_s: float
+
+
+def measure(sweep: Sweep, jobs: int) -> Measured:
     began = time.perf_counter()
-    first, ran, pruned, ready = 0.0, 0, 0, 0
     with local(jobs) as workers:
-        for row in explore(sweep, workers):
-            if not first:
-                first = time.perf_counter()
-                ready = int(row["status"] == "ok")
-            ran += row["status"] == "ok"
-            pruned += row["status"] != "ok"
-        ended = time.perf_counter()
-    return (ran - ready) / (ended - first), ran, pruned, first - began
+        before = _processes(workers)
+        up, parent = time.perf_counter(), time.process_time()
+        rows = list(explore(sweep, workers))
+        ended, parent = time.perf_counter(), time.process_time() - parent
+        spent = sum(_processes(workers).values()) - sum(before.values())
+    if jobs == 1:
+        parent = 0.0  # it is the one process
+    ran = sum(row["status"] == "ok" for row in rows)
+    return Measured(
+        ran=ran, pruned=len(rows) - ran, up_s=up - began, wall_s=ended - up, workers_s=spent, parent_s=parent
+    )  # fmt: skip
+
+
+def _processes(workers: Workers) -> dict[int, float]:
+    """Processor seconds of every process so far, by its number; all of them have to answer."""
+    found: dict[int, float] = {}
+    while len(found) < workers.width:
+        found |= dict(answer for _, answer in workers.answers(_process, range(workers.width)))
+    return found
+
+
+def _process(_: int) -> tuple[int, float]:
+    time.sleep(0.02)  # so that one process does not answer for all
+    return os.getpid(), time.process_time()
 
 
 def profile(sweep: Sweep) -> tuple[float, list[tuple[str, float, float]]]:
@@ -101,14 +132,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"fa2 on h100, B{asked.batch} H{asked.heads} N{asked.seqlen} D128, SM scope, {sweep.space.size} candidates;")
     busy = f", load average {os.getloadavg()[0]:.1f} before the start" if hasattr(os, "getloadavg") else ""
     print(f"{asked.jobs} processes, {default_jobs()} processors, Python {platform.python_version()}{busy}")
-    evaluate(sweep, 0)
-    per_s, ran, pruned, start = rate(sweep, asked.jobs)
-    print(f"{per_s:.2f} candidates/s (target {TARGET_PER_S}: {per_s / TARGET_PER_S:.2f}x), {ran} ran, {pruned} pruned")
-    print(f"first answer after {start:.1f} s")
+    found = measure(sweep, asked.jobs)
+    per_s, cpu_s = found.ran / found.wall_s, (found.workers_s + found.parent_s) / found.ran
+    print(f"{per_s:.2f} candidates/s (target {TARGET_PER_S}: {per_s / TARGET_PER_S:.2f}x), {found.ran} ran, {found.pruned} pruned;")
+    print(f"{1e3 * cpu_s:.1f} ms of processor time a candidate ({1e3 * found.parent_s / found.ran:.1f} of them in the parent):", end=" ")
+    print(f"{asked.jobs / cpu_s:.0f}/s where {asked.jobs} processors do nothing else;")
+    busy_share = found.workers_s / asked.jobs / found.wall_s
+    print(f"parallel efficiency {100 * busy_share:.0f} % (processes busy); processes were up after {found.up_s:.1f} s")
     plain, parts = profile(sweep)
     whole = parts[-1][1]
-    print(f"{plain:.1f} ms of processor time a candidate (mean of {PROFILED}, warm): {1e3 / plain:.1f}/s a processor at most")
-    print("under the profiler:")
+    print(f"seen before, a candidate takes {plain:.1f} ms (mean of {PROFILED}); under the profiler:")
     for part, ms, calls in parts:
         print(f"  {part:24s} {ms:8.1f} ms {100 * ms / whole:5.1f} %  {calls:.1f} calls")
 

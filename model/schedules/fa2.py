@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from ..gpu import GPU
 from ..profiles import BUILD_OVERHEAD, TYPICAL, LoopCounts, loop_counts
 from ..program import Index, Program
 from ..schedule import Builder
-from .fa2_tiles import Demand, FA2Tile, demand, grid, l1_holds, tile
+from ..tiling import Footprint
+from .fa2_tiles import MOST_REGISTERS, Demand, FA2Tile, demand, grid, l1_holds, tile
 from .grid import head_grid, qkv_tensors
 
+NAME = "fa2_fwd"
 BUILDS = tuple(BUILD_OVERHEAD)
 SPLITS = ("q", "k")
 
@@ -52,7 +55,7 @@ class FA2:
         return "fa2"
 
     def tile(self, gpu: GPU, attention: Attention) -> FA2Tile:
-        return tile(self, gpu, attention)
+        return tile(self, gpu.architecture, attention)
 
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         check_forward("fa2", attention)
@@ -60,36 +63,45 @@ class FA2:
         for field, value, allowed in (("build", self.build, BUILDS), ("split", self.split, SPLITS)):
             if value not in allowed:
                 raise ValueError(f"fa2 has {field}={value!r}; it must be one of {', '.join(allowed)}: change {field}")
-        t = tile(self, gpu, attention)
-        profile, needs = self._profile(gpu, t), demand(t) if self.counts == "binary" else Demand()
-        program = self._program(attention, t, profile, needs, far=False)
-        frame = profile.frame_bytes if profile else needs.frame_bytes
-        if frame and not l1_holds(gpu, program, frame):
-            program = self._program(attention, t, profile, needs, far=True)
-        return (program,)
-
-    def _program(self, attention: Attention, t: FA2Tile, profile: LoopCounts | None, needs: Demand, *, far: bool) -> Program:
-        """``far``: what is spilled comes back from L2."""
+        t = self.tile(gpu, attention)
+        profile, needs = _binary(self, gpu.architecture, t)
         registers = self.registers or (profile.registers if profile else demand(t).registers)
-        b = Builder(name="fa2_fwd", warps=t.warps, registers=registers)
+        frame = profile.frame_bytes if profile else needs.frame_bytes
+        b = Builder(name=NAME, warps=t.warps, registers=registers)
         _buffers(b, t, attention.dtype_bytes)
-        step = _Step(b, t, self, profile, needs, far=far)
-        if self.sequence_parallel:
-            _q_block(step)
-        else:
-            _head(step, attention)
-        return b.build(
-            tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
-            tiles=(grid if self.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
-            profile=profile.label if profile else TYPICAL[self.build] if self.counts == "binary" else "ideal",
-            local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
-        )
+        cta = Footprint(name=NAME, warps=t.warps, registers=registers, smem_bytes=b.smem_bytes)
+        far = frame > 0 and not l1_holds(gpu, cta, frame)
+        program = _kernel(replace(self, registers=None), gpu.architecture, attention, far)
+        return (replace(program, roles=tuple(replace(role, registers=registers) for role in program.roles)),)
 
-    def _profile(self, gpu: GPU, t: FA2Tile) -> LoopCounts | None:
-        """Counts of the compiled loop, where this is the loop that was compiled."""
-        if self.counts != "binary" or t.split_k or not self.deferred_divide:
-            return None
-        return loop_counts("fa2", gpu.architecture, t.head_dim, t.block_q, t.block_kv, t.warps, self.build)
+
+@lru_cache(maxsize=32)
+def _kernel(schedule: FA2, architecture: str, attention: Attention, far: bool) -> Program:
+    """What the warps run, which their number of registers does not change. ``far``: what is spilled comes back from L2."""
+    t = tile(schedule, architecture, attention)
+    profile, needs = _binary(schedule, architecture, t)
+    b = Builder(name=NAME, warps=t.warps, registers=MOST_REGISTERS)
+    _buffers(b, t, attention.dtype_bytes)
+    step = _Step(b, t, schedule, profile, needs, far=far)
+    if schedule.sequence_parallel:
+        _q_block(step)
+    else:
+        _head(step, attention)
+    return b.build(
+        tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
+        tiles=(grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
+        profile=profile.label if profile else TYPICAL[schedule.build] if schedule.counts == "binary" else "ideal",
+        local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
+    )
+
+
+def _binary(schedule: FA2, architecture: str, t: FA2Tile) -> tuple[LoopCounts | None, Demand]:
+    """Counts of the compiled loop, where this is the loop that was compiled, and what a compiler would have to spill."""
+    if schedule.counts != "binary":
+        return None, Demand()
+    if t.split_k or not schedule.deferred_divide:
+        return None, demand(t)
+    return loop_counts("fa2", architecture, t.head_dim, t.block_q, t.block_kv, t.warps, schedule.build), demand(t)
 
 
 def _buffers(b: Builder, t: FA2Tile, e: int) -> None:
@@ -141,7 +153,7 @@ def check_counts(name: str, counts: str, allowed: tuple[str, ...]) -> None:
 
 
 class _Step:
-    """The pieces of a CTA's work: a Q block begins, meets K/V blocks, ends."""
+    """The pieces of a CTA's work: a Q block begins, meets K/V blocks, ends. ``far``: what is spilled comes back from L2."""
 
     def __init__(
         self, b: Builder, t: FA2Tile, schedule: FA2, profile: LoopCounts | None, needs: Demand, *, far: bool

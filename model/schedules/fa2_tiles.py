@@ -9,8 +9,8 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..program import Program, Tiles
-from ..tiling import occupancy
+from ..program import Tiles
+from ..tiling import Footprint, resident
 from .grid import ceil_div, kv_blocks, planes
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class FA2Tile:
         return self.warps if self.split_k else 1
 
 
-def tile(schedule: FA2, gpu: GPU, attention: Attention) -> FA2Tile:
+def tile(schedule: FA2, architecture: str, attention: Attention) -> FA2Tile:
     need = max(attention.head_dim, attention.head_dim_v)
     sizes = [d for d in TILES if d >= need]
     if not sizes:
         raise ValueError(f"fa2 has no tile for head_dim {need}; the largest is {max(TILES)}: reduce head_dim")
     d = sizes[0]
-    base = TILE_256_SM90 if d == 256 and gpu.architecture != "sm_80" else TILES[d]
+    base = TILE_256_SM90 if d == 256 and architecture != "sm_80" else TILES[d]
     split_k = schedule.split == "k"
     rows = max(16, SPLIT_K_OUTPUT // d // 16 * 16) if split_k else base[0]
     t = FA2Tile(
@@ -104,12 +104,12 @@ class Demand:
         return max(0, max(self.softmax, self.values) - MOST_REGISTERS)
 
 
-def l1_holds(gpu: GPU, program: Program, frame_bytes: int) -> bool:
+def l1_holds(gpu: GPU, cta: Footprint, frame_bytes: int) -> bool:
     """Whether the local memory of all resident threads fits in what their SMEM leaves of the SM's data cache; a loop walks
     through all of it, so that what does not fit misses throughout."""
-    ctas = occupancy(gpu, program).ctas_per_sm
-    smem = ctas * (program.smem_bytes + int(gpu.sm.smem_reserved_per_cta_bytes))
-    return ctas * 32 * program.warps * frame_bytes <= gpu.sm.l1_bytes - smem
+    ctas = resident(gpu, cta).ctas_per_sm
+    smem = ctas * (cta.smem_bytes + int(gpu.sm.smem_reserved_per_cta_bytes))
+    return ctas * 32 * cta.warps * frame_bytes <= gpu.sm.l1_bytes - smem
 
 
 def demand(t: FA2Tile) -> Demand:
