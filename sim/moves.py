@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from ..model.program import Program
 from .dependence import PRODUCTS, Dependence
-from .loop_graph import LoopGraph
 from .modulo import Placed, Schedule
 
 #: Cycles, as a share of the shorter operation, from which two operations count as one under the other.
@@ -57,7 +56,7 @@ def _multiplies(p: Placed) -> bool:
     return p.operation.kind == "vector" and p.operation.name.startswith(("Q K^T", "P V"))
 
 
-def moves(program: Program, graph: LoopGraph, schedule: Schedule, depends: Sequence[Dependence]) -> Iterator[str]:
+def moves(program: Program, schedule: Schedule, depends: Sequence[Dependence]) -> Iterator[str]:
     """Sentences: overlaps that the kernel's code forbids by its order, then turns that tiles take."""
     offset = blocks(program, depends)
     told: set[str] = set()

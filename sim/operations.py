@@ -56,8 +56,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 class Operation:
     """One operation of one CTA's trip. ``kind``: "vector" (by its warp), "issue", or by itself: "product", "transfer".
 
-    ``unit``: what it is work for. ``cycles``: of its warp, or of its unit if it runs by itself. ``uses``: cycles that it
-    holds a unit (of a sub-partition; ``smem``, ``l2``, ``hbm``, products of a CTA: of the SM). ``beside``, ``beside_uses``: the same
+    ``unit``: what it is work for. ``cycles``: of its warp, or of its unit if it runs by itself. ``uses``: cycles that it holds a
+    unit (of a sub-partition; ``smem``, ``l2``, ``hbm``, products of a CTA: of the SM). ``beside``, ``beside_uses``: the same
     where a product runs all the while. ``delay``: cycles that it then holds products up. ``issue``: cycles of its warp, for a
     product or transfer whose warp does nothing else; otherwise its issue is an operation of its own.
     """
@@ -261,13 +261,13 @@ class Pricing:
         cycles = max(run.values())
         yield Operation(
             name=self._name([i]), role=self.program.roles[loop.role].name, cta=0, kind=kind,
-            unit="tensor" if kind == "product" else max(run, key=lambda name: run[name]), statements=(i,), cycles=cycles, uses=run,
-            beside=cycles, beside_uses=run,
+            unit="tensor" if kind == "product" else max(run, key=lambda name: run[name]), statements=(i,), cycles=cycles,
+            uses=run, beside=cycles, beside_uses=run,
         )  # fmt: skip
 
     def _transfer(self, row: Any) -> dict[str, float]:
-        """Cycles that one warp's bytes of a code row hold the SM's shares of L2 and, where they miss, of HBM: two queues, of which
-        a request waits for the later one."""
+        """Cycles that one warp's bytes of a code row hold the SM's shares of L2 and, where they miss, of HBM: two queues, and a
+        request waits for the later one."""
         tensor = int(row[TENSOR])
         size = float(row[BYTES])
         if tensor >= 0:
