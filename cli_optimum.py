@@ -101,6 +101,9 @@ def notes(found: Optimum) -> list[str]:
         out.append(f"if products slowed nothing beside them, the busiest unit would need {plain:,.0f} ({unit})")
     if s is not None and not s.optimal:
         out.append(f"not proven optimal in {s.seconds:.0f} s: none is shorter than {s.proven:,.0f}; more --seconds may find one")
+    if found.own and s is not None and s.interval < found.own and not found.moves and found.waits:
+        waits = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.waits[:4])
+        out.append(f"its order is the kernel's own, which loses time by waiting: of all its time its warps wait for {waits}")
     if found.own and found.better is None and found.own > built.bounds.bound:
         over = 100 * (found.own / built.bounds.bound - 1)
         out.append(f"the kernel's own order stands: no order of the same operations gains more than {over:.1f} %")
@@ -109,7 +112,8 @@ def notes(found: Optimum) -> list[str]:
             share = variant.schedule.interval * found.ctas / variant.ctas
             per = f", {share:,.0f} for what the kernel has in flight" if variant.ctas != found.ctas else ""
             room = f"; it does not fit as it is ({variant.fits})" if variant.fits else ""
-            out.append(f"{variant.change}: {_best(variant)}{per}{room}")
+            if found.interval is None or share < found.interval:
+                out.append(f"{variant.change}: {_best(variant)}{per}{room}")
     if found.left_out:
         out.append(f"no time to run the engine with {', '.join(found.left_out)}: give more --seconds")
     return out
@@ -157,6 +161,7 @@ def _print(found: Optimum, title: str) -> None:
         console.print(escape(f"switch: {switch}"))
     for note in notes(found):
         console.print(escape(f"note: {note}"))
+    console.print(f"{found.seconds:.0f} s")
 
 
 def _print_trip(found: Optimum) -> None:
@@ -169,15 +174,17 @@ def _print_trip(found: Optimum) -> None:
     columns = ("operation", "role", "unit", "start", "cycles", "alone")
     if s is not None:
         table = _table(f"best schedule, II {s.interval:,}", *columns, "stage", text=3)
-        rows = [(p.operation, p.start, p.cycles, (str(p.stage),)) for p in ordered(s.placed)]
-    elif found.trip:
+        placed, stages = s.placed, True
+    elif found.trip is not None:
         table = _table(f"the kernel's own trip, II {found.own:,.0f}", *columns, text=3)
-        rows = [(r.operation, r.start, r.cycles, ()) for r in sorted(found.trip, key=lambda r: r.start)]
+        placed, stages = found.trip.placed, False
     else:
         return
-    for op, start, cycles, stage in rows:
+    for p in ordered(placed):
+        op = p.operation
         role = f"{op.role}.{op.cta}" if found.ctas > 1 else op.role
-        table.add_row(escape(op.name), role, op.unit, f"{start:,}", f"{cycles:,}", f"{op.cycles:,.0f}", *stage)
+        cells = [escape(op.name), role, op.unit, f"{p.start:,}", f"{p.cycles:,}", f"{op.cycles:,.0f}"]
+        table.add_row(*cells, *([str(p.stage)] if stages else []))
     _console().print(table)
 
 
@@ -193,7 +200,8 @@ def as_dict(found: Optimum) -> dict[str, Any]:
     return {
         "kernel": found.kernel, "gpu": found.gpu, "ctas": found.ctas, "own_ii": found.own, "line": headline(found),
         "interval": found.interval, "own_is_best": found.better is None, "seconds": found.seconds, "moves": list(found.moves),
-        "switches": [_switch_dict(t) for t in found.tried], "switches_left_out": list(found.left_out), "notes": notes(found),
+        "switches": [_switch_dict(t) for t in found.tried], "switches_left_out": list(found.left_out),
+        "waits": dict(found.waits), "notes": notes(found),
         "variants": [_variant_dict(v) for v in found.variants],
     }  # fmt: skip
 

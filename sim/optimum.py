@@ -19,13 +19,13 @@ from ..model.program import Program
 from ..model.schedule import Schedule as Pipeline
 from .coarse import coarse
 from .dependence import Dependence, Loop, dependences, steady_loops
+from .engine import STALLS
 from .extras import extra
 from .loop_bounds import LoopBounds, loop_bounds
 from .loop_graph import LoopGraph, loop_graph
-from .modulo import NEEDS, Room, Schedule, best_schedule
+from .modulo import NEEDS, Placed, Room, Schedule, best_schedule
 from .moves import moves
-from .operations import Operation
-from .own_loop import own_interval, own_trip
+from .own_loop import own_interval, own_trip, working_loop
 from .predict import Launch, Result
 from .switches import Loops, Tried, tried, work_of
 
@@ -39,6 +39,8 @@ MOST_COPIES = 2
 WORTHWHILE = 1.02
 #: Of the time allowed: until the loop as built has been searched, and until the engine has tried switches.
 AS_BUILT, SWITCHED = 0.5, 0.8
+#: Waits of less than this share of the time are not told.
+LEAST_WAIT = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,32 +59,26 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
-    """An operation of the kernel's own loop: ``start`` and ``cycles`` in a trip of the engine's timeline."""
-
-    operation: Operation
-    start: int
-    cycles: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """``own``: cycles a trip in the engine's timeline, None where the loop is too short to tell; ``trip``: one of them.
+    """``own``: cycles a trip in the engine's timeline, None where the loop is too short to tell; ``trip``: one of its trips, all
+    in stage 0, None where there is none.
 
     ``variants``: as built first. ``moves``: what the best schedule as built does otherwise than the kernel, in words, none where
     the kernel's own is as good. ``tried``: what the schedule's switches make of the loop, by the engine, the best first; there
-    was no time for those in ``left_out``. ``seconds``: that all this took.
+    was no time for those in ``left_out``. ``waits``: what the working role's first warp waits for, as shares of the kernel's
+    time, the longest first. ``seconds``: that all this took.
     """
 
     kernel: str
     gpu: str
     ctas: int
     own: float | None
-    trip: tuple[Ran, ...]
+    trip: Schedule | None
     variants: tuple[Variant, ...]
     moves: tuple[str, ...]
     tried: tuple[Tried, ...]
     left_out: tuple[str, ...]
+    waits: tuple[tuple[str, float], ...]
     seconds: float
 
     @property
@@ -115,23 +111,23 @@ def best(
     began = time.monotonic()
     launch = _launch(result, kernel)
     loop = _Loop(launch, gpu)
-    built = _variant("as built", loop.graph(loop.ctas), {}, loop.ctas, seconds * AS_BUILT, seed)
+    first = seconds * AS_BUILT if variants or run is not None else seconds
+    built = _variant("as built", loop.graph(loop.ctas), {}, loop.ctas, first, seed)
     own = own_interval(launch, loop.loops, built.graph)
     outcomes: tuple[Tried, ...] = ()
     left_out: tuple[str, ...] = ()
     if own is not None and pipeline is not None and run is not None:
         now = Loops(interval=own, work=work_of(launch.program, built.graph), program=launch.program)
-        outcomes, left_out = tried(pipeline, now, lambda p: _loops(run(p), gpu, launch.program.name), began + seconds * SWITCHED)
+        name, until = launch.program.name, began + seconds * SWITCHED
+        outcomes, left_out = tried(pipeline, now, lambda changed: loops_of(run(changed), gpu, name), until)
     more = _more(loop, built, began + seconds, seed) if variants and _worthwhile(built) else []
-    trip = coarse(built.graph)
-    ran = own_trip(launch, loop.loops, trip) or []
     optimum = Optimum(
         kernel=launch.program.name, gpu=gpu.name, ctas=loop.ctas, own=own, variants=(built, *more), moves=(), tried=outcomes,
-        left_out=left_out, seconds=time.monotonic() - began,
-        trip=tuple(Ran(operation=op, start=a, cycles=n) for op, (a, n) in zip(trip.operations, ran, strict=False)),
+        left_out=left_out, waits=_waits(loop, built.graph), seconds=time.monotonic() - began, trip=_trip(loop, built.graph, own),
     )  # fmt: skip
-    found = optimum.better
-    return replace(optimum, moves=tuple(moves(launch.program, found, loop.depends)) if found is not None else ())
+    if optimum.better is None:
+        return optimum
+    return replace(optimum, moves=tuple(moves(launch.program, optimum.better, loop.depends, optimum.trip)))
 
 
 class _Loop:
@@ -147,7 +143,29 @@ class _Loop:
         return loop_graph(launch.program, self.gpu, launch.job, self.loops, self.depends, self.skipped, ctas)
 
 
-def _loops(result: Result, gpu: GPU, kernel: str) -> Loops:
+def _trip(loop: _Loop, graph: LoopGraph, own: float | None) -> Schedule | None:
+    """A trip of the kernel's own, of the same chains that schedules are made of."""
+    chains = coarse(graph)
+    ran = own_trip(loop.launch, loop.loops, chains)
+    if own is None or ran is None:
+        return None
+    period = round(own)
+    placed = []
+    for op, (start, cycles) in zip(chains.operations, ran, strict=True):
+        by_itself = op.kind in ("product", "transfer")
+        placed.append(Placed(operation=op, start=start % period, stage=0, cycles=round(op.cycles) if by_itself else cycles))
+    return Schedule(interval=period, placed=tuple(placed), proven=0.0, graph=chains, copies={}, seconds=0.0)
+
+
+def _waits(loop: _Loop, graph: LoopGraph) -> tuple[tuple[str, float], ...]:
+    program, run = loop.launch.program, loop.launch.run
+    role = working_loop(program, loop.loops, graph).role
+    stalls = run.stalls[0, sum(r.warps for r in program.roles[:role])] / max(1, run.ticks)
+    named = ((name, float(share)) for name, share in zip(STALLS, stalls, strict=True) if share > LEAST_WAIT)
+    return tuple(sorted(named, key=lambda item: -item[1]))
+
+
+def loops_of(result: Result, gpu: GPU, kernel: str) -> Loops:
     """The steady loop of the kernel of that name, or of the longest, where a switch gave it another."""
     names = [x.program.name for x in result.launches]
     loop = _Loop(_launch(result, kernel if kernel in names else None), gpu)

@@ -63,9 +63,12 @@ def tried(
     """What each switch makes of the loop, as far as there is time ``until`` (monotonic); and switches that were not tried."""
     found: list[Tried] = []
     left_out: list[str] = []
+    longest = 0.0
 
     def look(one: Tried) -> None:
-        if time.monotonic() >= until:
+        nonlocal longest
+        began = time.monotonic()
+        if began + longest >= until:
             left_out.append(one.switch)
             return
         changed: Any = schedule
@@ -74,6 +77,8 @@ def tried(
         except (ValueError, ArithmeticError) as error:
             found.append(replace(one, refused=str(error)))
             return
+        finally:
+            longest = max(longest, time.monotonic() - began)
         comparable = loops.interval * own.work / loops.work
         if abs(comparable / own.interval - 1) > SAME:
             found.append(replace(one, interval=loops.interval, comparable=comparable))
@@ -88,7 +93,9 @@ def tried(
 
 
 def _candidates(schedule: Schedule, program: Program) -> Iterator[tuple[str, Any, str]]:
-    known = {f.name: getattr(schedule, f.name) for f in fields(schedule)} if is_dataclass(schedule) else {}
+    known: dict[str, Any] = {}
+    if is_dataclass(schedule):
+        known = {f.name: getattr(schedule, f.name) for f in fields(schedule)}
     rows, columns = _tile(program)
     for field, how, says in SWITCHES:
         if field not in known:
@@ -102,7 +109,8 @@ def _candidates(schedule: Schedule, program: Program) -> Iterator[tuple[str, Any
         elif how == "deeper":
             values = ((now or max((ring.stages for ring in program.rings), default=1)) + 1,)
         elif rows and columns:
-            values = (rows + 64, 2 * rows) if how == "rows" else (columns // 32 * 16, 2 * columns)
+            more = (rows + 64, 2 * rows) if rows >= 64 else (2 * rows,)
+            values = more if how == "rows" else (columns // 32 * 16, 2 * columns)
         for value in dict.fromkeys(values):
             yield field, value, says if value is not False else ""
 
