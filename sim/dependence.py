@@ -131,7 +131,7 @@ class _Follower(Machine):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A statement as a role's first warp ran it: when, counting the statements of all roles, and for the how manieth time."""
+    """A statement as a role's first warp ran it: when, counting the statements of all roles, and in which trip of its loop."""
 
     order: int
     statement: int
@@ -163,7 +163,6 @@ class _Flow(Memory):
             leads.setdefault((warp.rank, warp.role), warp)
         self.leads = set(leads.values())
         self.steps: dict[At, _Step] = {}
-        self.times: dict[tuple[int, int], int] = {}
         self.roles: dict[int, list[_Step]] = {}
         self.writers: dict[Place, list[_Access]] = {}
         self.readers: dict[Place, list[_Access]] = {}
@@ -194,10 +193,7 @@ class _Flow(Memory):
     def _note(self, at: At) -> None:
         if at in self.steps:
             return
-        number = self.numbers[id(at.statement)]
-        times = (at.warp.rank, number)
-        self.times[times] = self.times.get(times, -1) + 1
-        step = _Step(len(self.steps), number, self.times[times])
+        step = _Step(len(self.steps), self.numbers[id(at.statement)], at.loops[-1][1] if at.loops else 0)
         self.steps[at] = step
         if at.warp.rank == 0:
             self.roles.setdefault(at.warp.role, []).append(step)
@@ -240,28 +236,39 @@ def changes_value(s: Statement, buffer: str, tag: str = "") -> bool:
 
 
 def _window(program: Program, flow: _Flow, loops: Sequence[Loop]) -> tuple[int, int]:
-    """The longest stretch of the run in which every role with a steady loop is in it."""
+    """The stretch of the run in which every role with a steady loop is in it, of most trips; of several the middle one, since
+    the first and last passes of an outer loop begin and end what the others go on with."""
     windows = [(0, len(flow.steps))]
     for loop in loops:
-        steps = flow.roles.get(loop.role, [])
-        runs: list[list[int]] = []
-        open_run = False
-        for step in steps:
-            inside = loop.start < step.statement < loop.end
-            if inside and not open_run:
-                runs.append([step.order, step.order])
-            if runs and (inside or open_run):
-                runs[-1][1] = step.order - (not inside)
-            open_run = inside
-        windows = [
-            (max(a, c), min(b, d)) for a, b in windows for c, d in runs if max(a, c) < min(b, d)
-        ]  # fmt: skip
-    longest = max(windows, key=lambda w: w[1] - w[0], default=(0, 0))
+        stretches = list(_stretches(flow.roles.get(loop.role, []), loop))
+        windows = [(max(a, c), min(b, d)) for a, b in windows for c, d in stretches if max(a, c) < min(b, d)]
+
+    def trips(loop: Loop, window: tuple[int, int]) -> int:
+        inside = (s for s in flow.roles.get(loop.role, []) if window[0] <= s.order <= window[1])
+        return len({s.trip for s in inside if loop.start < s.statement < loop.end})
+
+    made = [min(trips(loop, window) for loop in loops) for window in windows]
+    longest = [window for window, n in zip(windows, made, strict=True) if n == max(made)] or [(0, 0)]
+    chosen = longest[len(longest) // 2]
     for loop in loops:
-        trips = {s.trip for s in flow.roles.get(loop.role, []) if longest[0] <= s.order <= longest[1]}
-        if len(trips) < STEADY_TRIPS:
+        if trips(loop, chosen) < STEADY_TRIPS:
             raise ValueError(
                 f"{program.name} has no steady loop of {STEADY_TRIPS} trips in this problem:"
-                f" {program.roles[loop.role].name} makes {len(trips)}; give it more keys"
+                f" {program.roles[loop.role].name} makes {trips(loop, chosen)}; give it more keys"
             )
-    return longest
+    return chosen
+
+
+def _stretches(steps: Sequence[_Step], loop: Loop) -> Iterator[tuple[int, int]]:
+    """When a role goes round ``loop`` without leaving it: first and last step."""
+    begun = last = -1
+    for step in steps:
+        inside = loop.start < step.statement < loop.end
+        if inside and begun < 0:
+            begun = step.order
+        elif not inside and begun >= 0:
+            yield begun, step.order - 1
+            begun = -1
+        last = step.order
+    if begun >= 0:
+        yield begun, last

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from ..model.program import Program
 from .dependence import PRODUCTS, Dependence
-from .loop_graph import LoopGraph
 from .modulo import Placed, Schedule
 
 #: Cycles, as a share of the shorter operation, from which two operations count as one under the other.
@@ -57,8 +56,9 @@ def _multiplies(p: Placed) -> bool:
     return p.operation.kind == "vector" and p.operation.name.startswith(("Q K^T", "P V"))
 
 
-def moves(program: Program, graph: LoopGraph, schedule: Schedule, depends: Sequence[Dependence]) -> Iterator[str]:
-    """Sentences: overlaps that the kernel's code forbids by its order, then turns that tiles take."""
+def moves(program: Program, schedule: Schedule, depends: Sequence[Dependence], own: Schedule | None = None) -> Iterator[str]:
+    """Sentences: overlaps that the kernel's code forbids by its order, turns that tiles take, and orders that are not those of
+    ``own``, a trip of the kernel's own timeline: nothing that it does already."""
     offset = blocks(program, depends)
     told: set[str] = set()
     for product in products(schedule):
@@ -74,7 +74,18 @@ def moves(program: Program, graph: LoopGraph, schedule: Schedule, depends: Seque
                 if sentence not in told:
                     told.add(sentence)
                     yield sentence
-    yield from _turns(schedule)
+    known = turns(own) if own is not None else {}
+    for (one, other), (there, back) in turns(schedule).items():
+        if (one, other) not in known:
+            yield (
+                f"{one} and {other} take turns: {100 * there:.0f} % of {one}'s vector work runs under {other}'s products,"
+                f" {100 * back:.0f} % the other way round"
+            )
+    if own is not None:
+        before = orders(own)
+        for who, order in orders(schedule).items():
+            if len(order) > 1 and order != before[who]:
+                yield f"order of {who}: {_row(order)}; the kernel has {_row(before[who])}"
 
 
 def _plain(p: Placed) -> str:
@@ -105,8 +116,8 @@ def _code_forbids(product: Placed, vector: Placed, ahead: int, offset: dict[int,
     return (ahead - offset[a], a) > (-offset[b], b)
 
 
-def _turns(schedule: Schedule) -> Iterator[str]:
-    """Tiles whose vector work runs under each other's products."""
+def turns(schedule: Schedule) -> dict[tuple[str, str], tuple[float, float]]:
+    """Tiles whose vector work runs under each other's products, and how much of it does."""
     shares: dict[tuple[str, str], float] = {}
     tiles = dict.fromkeys(tile_of(p) for p in vectors(schedule))
     for vector in vectors(schedule):
@@ -115,14 +126,33 @@ def _turns(schedule: Schedule) -> Iterator[str]:
             shares[key] = shares.get(key, 0.0) + overlaps(schedule, vector, product)
     work = {tile: sum(p.cycles for p in vectors(schedule) if tile_of(p) == tile) for tile in tiles}
     names = [tile for tile in tiles if tile and work[tile]]
+    found = {}
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
             there, back = (shares.get(key, 0.0) / work[key[0]] for key in ((one, other), (other, one)))
             if min(there, back) >= UNDER:
-                yield (
-                    f"{one} and {other} take turns: {100 * there:.0f} % of {one}'s vector work runs under {other}'s products,"
-                    f" {100 * back:.0f} % the other way round"
-                )
+                found[one, other] = (there, back)
+    return found
+
+
+def orders(schedule: Schedule) -> dict[str, tuple[str, ...]]:
+    """The order in which the tensor cores and each warp do their operations, from the first by name on."""
+    who: dict[str, list[Placed]] = {}
+    for p in schedule.placed:
+        if p.operation.kind == "product":
+            who.setdefault("the tensor cores", []).append(p)
+        elif p.operation.warp and not p.operation.issue:
+            who.setdefault(p.operation.warp, []).append(p)
+    out = {}
+    for name, mine in who.items():
+        row = [p.operation.name for p in sorted(mine, key=lambda p: p.start)]
+        first = row.index(min(row))
+        out[name] = (*row[first:], *row[:first])
+    return out
+
+
+def _row(order: Sequence[str]) -> str:
+    return " > ".join(order)
 
 
 def tile_of(p: Placed) -> str:

@@ -56,8 +56,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 class Operation:
     """One operation of one CTA's trip. ``kind``: "vector" (by its warp), "issue", or by itself: "product", "transfer".
 
-    ``unit``: what it is work for. ``cycles``: of its warp, or of its unit if it runs by itself. ``uses``: cycles that it
-    holds a unit (of a sub-partition; ``smem``, ``l2``, products of a CTA: of the SM). ``beside``, ``beside_uses``: the same
+    ``unit``: what it is work for. ``cycles``: of its warp, or of its unit if it runs by itself. ``uses``: cycles that it holds a
+    unit (of a sub-partition; ``smem``, ``l2``, ``hbm``, products of a CTA: of the SM). ``beside``, ``beside_uses``: the same
     where a product runs all the while. ``delay``: cycles that it then holds products up. ``issue``: cycles of its warp, for a
     product or transfer whose warp does nothing else; otherwise its issue is an operation of its own.
     """
@@ -250,7 +250,8 @@ class Pricing:
                 run["smem"] = run.get("smem", 0.0) + float(each[SMEM]) * count * warps
             else:
                 kind = "transfer"
-                run["l2"] = run.get("l2", 0.0) + self._transfer(row) * warps
+                for unit, held in self._transfer(row).items():
+                    run[unit] = run.get(unit, 0.0) + held * warps
         issue = cost.copy()
         issue[FIRST_PIPE + TENSOR_PIPE] = issue[FIRST_BESIDE + TENSOR_PIPE] = 0.0
         if issue[SMEM] and kind == "transfer":
@@ -260,19 +261,20 @@ class Pricing:
         cycles = max(run.values())
         yield Operation(
             name=self._name([i]), role=self.program.roles[loop.role].name, cta=0, kind=kind,
-            unit="tensor" if kind == "product" else "l2", statements=(i,), cycles=cycles, uses=run,
-            beside=cycles, beside_uses=run,
+            unit="tensor" if kind == "product" else max(run, key=lambda name: run[name]), statements=(i,), cycles=cycles,
+            uses=run, beside=cycles, beside_uses=run,
         )  # fmt: skip
 
-    def _transfer(self, row: Any) -> float:
-        """Cycles that one warp's bytes of a code row hold the SM's share of L2, or of HBM where they miss."""
+    def _transfer(self, row: Any) -> dict[str, float]:
+        """Cycles that one warp's bytes of a code row hold the SM's shares of L2 and, where they miss, of HBM: two queues, and a
+        request waits for the later one."""
         tensor = int(row[TENSOR])
         size = float(row[BYTES])
         if tensor >= 0:
             size /= float(self.job.multicast[tensor])
         l2, hbm = (float(n) / float(d) / TICKS_PER_CYCLE for n, d in (self.job.rate[L2_RATE], self.job.rate[HBM_RATE]))
         missed = float(self.job.miss_ppm[tensor]) / MILLION if tensor >= 0 else 0.0
-        return size * max(l2, missed * hbm)
+        return {"l2": size * l2} | ({"hbm": size * missed * hbm} if missed else {})
 
     def _own_warp(self, operations: list[Operation]) -> list[Operation]:
         """A role that only issues needs no operations for that: its products and transfers hold its warp when they begin."""

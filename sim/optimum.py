@@ -1,28 +1,33 @@
 """How far a pipeline's steady loop is from the best one: its bounds, its own interval, the best found, and the moves between.
 
 ``best(result)`` reads the dependence graph of one kernel's loop (:mod:`.dependence`), prices it (:mod:`.operations`), takes
-bounds (:mod:`.loop_bounds`), measures the interval that the engine's timeline shows, and looks for the best modulo schedule
-(:mod:`.modulo`): as the kernel is built, with more copies of buffers where there is room, and with one more CTA in flight.
+bounds (:mod:`.loop_bounds`), measures the interval that the engine's timeline shows (:mod:`.own_loop`), and looks for the best
+modulo schedule (:mod:`.modulo`): as the kernel is built, with more copies of buffers where there is room, and with one more
+CTA in flight. Given the means to run a changed schedule, it has the engine try the switches that it has (:mod:`.switches`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..model.gpu import GPU
-from ..model.program import IntArray, Opcode, Program
-from ..model.rows import OPCODE, STATEMENT
+from ..model.program import Program
+from ..model.schedule import Schedule as Pipeline
+from .coarse import coarse
 from .dependence import Dependence, Loop, dependences, steady_loops
-from .engine import TICKS_PER_CYCLE
+from .engine import STALLS
 from .extras import extra
 from .loop_bounds import LoopBounds, loop_bounds
 from .loop_graph import LoopGraph, loop_graph
-from .modulo import NEEDS, Room, Schedule, best_schedule
+from .modulo import NEEDS, Placed, Room, Schedule, best_schedule
 from .moves import moves
+from .own_loop import own_interval, own_trip, working_loop
 from .predict import Launch, Result
+from .switches import Loops, Tried, tried, work_of
 
 #: Records of the timeline that the kernel's own interval needs.
 RECORDS = 400_000
@@ -32,6 +37,10 @@ STATE_REGISTERS = 40
 MOST_COPIES = 2
 #: A variant is looked at where the best schedule without it is so much above the busiest unit.
 WORTHWHILE = 1.02
+#: Of the time allowed: until the loop as built has been searched, and until the engine has tried switches.
+AS_BUILT, SWITCHED = 0.5, 0.8
+#: Waits of less than this share of the time are not told.
+LEAST_WAIT = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,55 +60,139 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """``own``: cycles a trip in the engine's timeline, None where the loop is too short to tell. ``variants``: as built first.
+    """``own``: cycles a trip in the engine's timeline, None where the loop is too short to tell; ``trip``: one of its trips, all
+    in stage 0, None where there is none.
 
-    ``moves``: what the best schedule as built does otherwise than the kernel, in words.
+    ``variants``: as built first. ``moves``: what the best schedule as built does otherwise than the kernel, in words, none where
+    the kernel's own is as good. ``tried``: what the schedule's switches make of the loop, by the engine, the best first; there
+    was no time for those in ``left_out``. ``waits``: what the working role's first warp waits for, as shares of the kernel's
+    time, the longest first. ``seconds``: that all this took.
     """
 
     kernel: str
     gpu: str
     ctas: int
     own: float | None
+    trip: Schedule | None
     variants: tuple[Variant, ...]
     moves: tuple[str, ...]
+    tried: tuple[Tried, ...]
+    left_out: tuple[str, ...]
+    waits: tuple[tuple[str, float], ...]
     seconds: float
 
     @property
     def built(self) -> Variant:
         return self.variants[0]
 
+    @property
+    def better(self) -> Schedule | None:
+        """The schedule found for the loop as built, where it is shorter than the kernel's own."""
+        found = self.built.schedule
+        return found if found is not None and (self.own is None or found.interval < self.own) else None
+
+    @property
+    def interval(self) -> float | None:
+        """The shortest known: the kernel's own, or one found."""
+        return float(self.better.interval) if self.better is not None else self.own
+
 
 def best(
-    result: Result, gpu: GPU, *, kernel: str | None = None, seconds: float = 20.0, seed: int = 0, variants: bool = True
-) -> Optimum:
+    result: Result, gpu: GPU, *, kernel: str | None = None, seconds: float = 30.0, seed: int = 0, variants: bool = True,
+    pipeline: Pipeline | None = None, run: Callable[[Pipeline], Result] | None = None,
+) -> Optimum:  # fmt: skip
     """The optimum beside one kernel of ``result`` (the longest with a loop, or ``kernel``), simulated with RECORDS.
 
-    ``seconds``: for each schedule that is looked for. ``variants``: look at more buffers and tiles too. Raises ValueError where
-    the kernel has no steady loop or OR-tools is missing.
+    ``seconds``: of the wall clock, for all of it: about half for the loop as built, the rest for switches and variants.
+    ``variants``: look at more buffers and tiles too. ``pipeline`` and ``run``: the schedule and how it is simulated, to try its
+    switches. Raises ValueError where the kernel has no steady loop or OR-tools is missing.
     """
     extra("ortools", "optimum", NEEDS)
+    began = time.monotonic()
     launch = _launch(result, kernel)
-    program = launch.program
-    ctas = min(launch.occupancy.ctas_per_sm, len(launch.job.queue))  # those that the grid gives an SM
-    loops, depends, skipped = steady_loop(program)
-    graph = loop_graph(program, gpu, launch.job, loops, depends, skipped, ctas)
-    looked = [_variant("as built", graph, {}, ctas, seconds, seed)]
-    rooms = rooms_of(program, gpu, loops, depends, ctas)
-    if variants and rooms and _worthwhile(looked[0]):
-        more = _variant("more copies of buffers", graph, rooms, ctas, seconds, seed)
+    loop = _Loop(launch, gpu)
+    first = seconds * AS_BUILT if variants or run is not None else seconds
+    built = _variant("as built", loop.graph(loop.ctas), {}, loop.ctas, first, seed)
+    own = own_interval(launch, loop.loops, built.graph)
+    outcomes: tuple[Tried, ...] = ()
+    left_out: tuple[str, ...] = ()
+    if own is not None and pipeline is not None and run is not None:
+        now = Loops(interval=own, work=work_of(launch.program, built.graph), program=launch.program)
+        name, until = launch.program.name, began + seconds * SWITCHED
+        outcomes, left_out = tried(pipeline, now, lambda changed: loops_of(run(changed), gpu, name), until)
+    more = _more(loop, built, began + seconds, seed) if variants and _worthwhile(built) else []
+    optimum = Optimum(
+        kernel=launch.program.name, gpu=gpu.name, ctas=loop.ctas, own=own, variants=(built, *more), moves=(), tried=outcomes,
+        left_out=left_out, waits=_waits(loop, built.graph), seconds=time.monotonic() - began, trip=_trip(loop, built.graph, own),
+    )  # fmt: skip
+    if optimum.better is None:
+        return optimum
+    return replace(optimum, moves=tuple(moves(launch.program, optimum.better, loop.depends, optimum.trip)))
+
+
+class _Loop:
+    """The steady loop of one kernel's run."""
+
+    def __init__(self, launch: Launch, gpu: GPU) -> None:
+        self.launch, self.gpu = launch, gpu
+        self.ctas = min(launch.occupancy.ctas_per_sm, len(launch.job.queue))  # those that the grid gives an SM
+        self.loops, self.depends, self.skipped = steady_loop(launch.program)
+
+    def graph(self, ctas: int) -> LoopGraph:
+        launch = self.launch
+        return loop_graph(launch.program, self.gpu, launch.job, self.loops, self.depends, self.skipped, ctas)
+
+
+def _trip(loop: _Loop, graph: LoopGraph, own: float | None) -> Schedule | None:
+    """A trip of the kernel's own, of the same chains that schedules are made of."""
+    chains = coarse(graph)
+    ran = own_trip(loop.launch, loop.loops, chains)
+    if own is None or ran is None:
+        return None
+    period = round(own)
+    placed = []
+    for op, (start, cycles) in zip(chains.operations, ran, strict=True):
+        by_itself = op.kind in ("product", "transfer")
+        placed.append(Placed(operation=op, start=start % period, stage=0, cycles=round(op.cycles) if by_itself else cycles))
+    return Schedule(interval=period, placed=tuple(placed), proven=0.0, graph=chains, copies={}, seconds=0.0)
+
+
+def _waits(loop: _Loop, graph: LoopGraph) -> tuple[tuple[str, float], ...]:
+    program, run = loop.launch.program, loop.launch.run
+    role = working_loop(program, loop.loops, graph).role
+    stalls = run.stalls[0, sum(r.warps for r in program.roles[:role])] / max(1, run.ticks)
+    named = ((name, float(share)) for name, share in zip(STALLS, stalls, strict=True) if share > LEAST_WAIT)
+    return tuple(sorted(named, key=lambda item: -item[1]))
+
+
+def loops_of(result: Result, gpu: GPU, kernel: str) -> Loops:
+    """The steady loop of the kernel of that name, or of the longest, where a switch gave it another."""
+    names = [x.program.name for x in result.launches]
+    loop = _Loop(_launch(result, kernel if kernel in names else None), gpu)
+    graph = loop.graph(loop.ctas)
+    own = own_interval(loop.launch, loop.loops, graph)
+    if own is None:
+        raise ValueError("its loop is too short to tell: give it more keys")
+    return Loops(interval=own, work=work_of(loop.launch.program, graph), program=loop.launch.program)
+
+
+def _more(loop: _Loop, built: Variant, until: float, seed: int) -> list[Variant]:
+    """More copies of buffers, and one more CTA in flight where dependences bind."""
+    found = []
+    program, ctas = loop.launch.program, loop.ctas
+    rooms = rooms_of(program, loop.gpu, loop.loops, loop.depends, ctas)
+    second = built.bounds.recurrence > built.bounds.resource
+    if rooms:
+        left = (until - time.monotonic()) / (1 + second)
+        more = _variant("more copies of buffers", built.graph, rooms, ctas, left, seed)
         if more.schedule is not None and more.schedule.copies:
             names = ", ".join(f"{n + 1} of {name.partition('.')[0]}" for name, n in more.schedule.copies.items())
-            looked.append(replace(more, change=f"more copies of buffers ({names})"))
-    if variants and _worthwhile(looked[0]) and looked[0].bounds.recurrence > looked[0].bounds.resource:
-        second = loop_graph(program, gpu, launch.job, loops, depends, skipped, ctas + 1)
-        lacks = lacking(program, gpu, ctas + 1)
-        looked.append(_variant("one more CTA's Q tiles in flight", second, {}, ctas + 1, seconds, seed, fits=lacks))
-    own = own_interval(launch, loops, graph)
-    found = looked[0].schedule
-    return Optimum(
-        kernel=program.name, gpu=gpu.name, ctas=ctas, own=own, variants=tuple(looked), seconds=seconds,
-        moves=tuple(moves(program, graph, found, depends)) if found is not None else (),
-    )  # fmt: skip
+            found.append(replace(more, change=f"more copies of buffers ({names})"))
+    if second:
+        lacks = lacking(program, loop.gpu, ctas + 1)
+        left = until - time.monotonic()
+        found.append(_variant("one more CTA's Q tiles in flight", loop.graph(ctas + 1), {}, ctas + 1, left, seed, fits=lacks))
+    return found
 
 
 def steady_loop(program: Program) -> tuple[tuple[Loop, ...], tuple[Dependence, ...], frozenset[int]]:
@@ -134,7 +227,7 @@ def _variant(
     change: str, graph: LoopGraph, rooms: Mapping[str, Room], ctas: int, seconds: float, seed: int, *, fits: str = ""
 ) -> Variant:
     bounds = loop_bounds(graph, {name: room.most for name, room in rooms.items()})
-    schedule = best_schedule(graph, bounds.bound, seconds=seconds, rooms=rooms, seed=seed)
+    schedule = best_schedule(graph, bounds.bound, seconds=max(0.1, seconds), rooms=rooms, seed=seed)
     return Variant(change=change, graph=graph, bounds=bounds, schedule=schedule, ctas=ctas, fits=fits)
 
 
@@ -197,35 +290,3 @@ def lacking(program: Program, gpu: GPU, ctas: int) -> str:
     if gpu.tmem is not None and ctas * program.tmem_columns > gpu.tmem.columns:
         found.append(f"tensor memory: {ctas} x {program.tmem_columns} columns of {int(gpu.tmem.columns)}")
     return "; ".join(found)
-
-
-# --- the kernel's own ---
-
-
-def own_interval(launch: Launch, loops: Sequence[Loop], graph: LoopGraph) -> float | None:
-    """Cycles a trip of the working role's loop in the records, over the middle half of each tile's trips; None with too few."""
-    program = launch.program
-    work = {loop.role: 0.0 for loop in loops}
-    names = {program.roles[role].name: role for role in work}
-    for op in graph.operations:
-        if op.kind == "vector":
-            work[names[op.role]] += op.cycles
-    role = max(work, key=lambda r: work[r])
-    loop = next(each for each in loops if each.role == role)
-    row = next(
-        pc for pc, r in enumerate(program.code) if loop.start < r[STATEMENT] < loop.end and r[OPCODE] == Opcode.ISSUE
-    )
-    warp = sum(r.warps for r in program.roles[:role])
-    records = launch.run.records
-    mine = records[(records[:, 6] == row) & (records[:, 4] == warp)]
-    periods = list(_periods(mine))
-    return float(np.mean(periods)) if periods else None
-
-
-def _periods(records: IntArray) -> Iterator[float]:
-    for sm, slot, tile in dict.fromkeys(map(tuple, records[:, [2, 3, 5]].tolist())):
-        starts = np.sort(records[(records[:, 2] == sm) & (records[:, 3] == slot) & (records[:, 5] == tile), 0])
-        quarter = len(starts) // 4
-        if len(starts) >= 6:
-            middle = starts[quarter : len(starts) - quarter]
-            yield float(middle[-1] - middle[0]) / (len(middle) - 1) / TICKS_PER_CYCLE
