@@ -25,6 +25,9 @@ from .ops import OPS
 from .program import CODE_COLUMNS, Barrier, Buffer, Index, Opcode, Program, Ring, Role, Statement, Tensor, Tiles
 from .rows import DEPEND, ISSUE, JUMP, OPCODE, Rows
 
+#: Query rows over all heads: what the tiles of one problem may need of memory.
+MOST_QUERY_ROWS = 2**28
+
 
 @runtime_checkable
 class Schedule(Protocol):
@@ -39,13 +42,22 @@ class Schedule(Protocol):
 
 
 def lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
-    """What ``schedule`` lowers to; the last few are kept. Raises ValueError where it is not at least one Program."""
+    """What ``schedule`` lowers to; the last few are kept. Raises ValueError where it is not at least one Program, or the problem
+    has more tiles than memory has room for."""
+    check_size(attention)
     try:
         return _kept(cast(Hashable, schedule), gpu, attention)
     except TypeError:
         if isinstance(schedule, Hashable):
             raise
         return _lowered(schedule, gpu, attention)
+
+
+def check_size(attention: Attention) -> None:
+    """Raises ValueError where the problem has more tiles than memory has room for."""
+    rows = attention.batch * attention.heads_q * attention.seqlen_q
+    if rows > MOST_QUERY_ROWS:
+        raise ValueError(f"batch x heads_q x seqlen_q is {rows}; at most {MOST_QUERY_ROWS} query rows can be predicted")
 
 
 def _lowered(schedule: Schedule, gpu: GPU, attention: Attention) -> tuple[Program, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..model.attention import Attention
 from ..model.gpu import GPU
-from ..model.schedule import Schedule
+from ..model.schedule import Schedule, check_size
 from .predict import peak_flops, simulate
 
 LONG_CHIP_MS = 40.0  # at the tensor peak: some 20 s of simulation
@@ -47,6 +47,7 @@ def forecast(schedule: Schedule, gpu: GPU, attention: Attention) -> Forecast | N
 
     Raises ValueError, as ``simulate`` does, where the schedule cannot run.
     """
+    check_size(attention)
     chip_ms = 1e3 * attention.flops() / peak_flops(gpu, float(gpu.clock.boost_mhz))
     if chip_ms < LONG_CHIP_MS:
         return None

@@ -215,6 +215,7 @@ def test_a_validate_module_that_is_not_installed_is_named() -> None:
         (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.ex2=inf"], "it takes a finite number"),
         (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.ex2=-1"], "h200: pipe.ex2 has the value -1.0"),
         (["predict", "fa2", *shape(seqlen="9" * 14)], "seqlen is 99999999999999; it must be at most 2147483647"),
+        (["predict", "fa2", *shape(batch="2147483647")], "seqlen_q is 2199023254528; at most 268435456 query rows can be"),
         (["predict", "fa2", *SHAPE, "--set", "block_kv=0"], "block_kv got 0; it must be at least 1, or none"),
         (["compare", "fa2", "fa9", *SHAPE], "schedule 'fa9' is unknown; did you mean fa"),
         (["trace", "fa2", *SHAPE, "-o", "x.json", "--limit", "0"], "limit is 0; it must be a whole number"),

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..model.attention import Attention
 from ..model.gpu import load_gpu
-from ..model.schedule import Schedule
+from ..model.schedule import MOST_QUERY_ROWS, Schedule
 from ..model.schedules import SCHEDULES, get_schedule
 from ..sim.predict import ENGINES, Result, simulate
 from .summary import summarize
@@ -36,8 +36,6 @@ MEASURES = ("ms", "tflops", "cycles")
 #: Names that papers give to a switched-off part of a schedule (why FA3's 582 has no ping-pong either: model/README.md).
 SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false;pingpong=false", "no_warp_specialization": "warp_specialization=false"}
 WORDS = {"true": True, "false": False, "none": None}
-#: Query rows over all heads: what one prediction can hold in memory.
-MOST_QUERY_ROWS = 2**28
 LARGEST = 2**31 - 1
 CLOSE_PCT = 10.0
 SERIAL_UP_TO = 8
