@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .sim.predict import Result
     from .sim.switches import Tried
 
-SECONDS = 30.0
+SECONDS = 60.0
 #: Switches that are shown: those that gain, and so many of the others.
 OTHERS = 3
 

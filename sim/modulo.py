@@ -23,6 +23,8 @@ from .operations import Operation
 WORKERS = 2
 #: Of the time allowed, for placing chains whole; what is left is for placing operations one by one.
 CHAINS = 0.8
+#: How much of the model the solver's linear relaxation has, one way after the other.
+WAYS = (0, 1)
 #: The longest interval looked for, in bounds.
 LONGEST = 3.0
 NEEDS = "the best modulo schedule"
@@ -91,16 +93,25 @@ class _Search:
 
     def __init__(self, low: int, rooms: Mapping[str, Room], seed: int, until: float) -> None:
         self.low, self.rooms, self.seed, self.until = low, rooms, seed, until
+        self.began = self.left
 
     @property
     def left(self) -> float:
         return max(0.0, self.until - time.monotonic())
 
     def chains(self, graph: LoopGraph, seconds: float) -> Schedule | None:
-        """From nothing but the graph, whose operations are chains. What is proven of them is not yet proven of their parts."""
-        model = self._model(graph, LONGEST * self.low)
-        model.break_symmetry()
-        found, _ = self._solve(model, seconds)
+        """From nothing but the graph, whose operations are chains. What is proven of them is not yet proven of their parts.
+
+        Each way of the solver begins anew, below what the one before it found: each has loops where it stays in a valley.
+        """
+        found: Schedule | None = None
+        for number, linear in enumerate(WAYS):
+            model = self._model(graph, LONGEST * self.low if found is None else found.interval)
+            model.break_symmetry()
+            better, proven = self._solve(model, (seconds - (self.began - self.left)) / (len(WAYS) - number), linear)
+            found = better or found
+            if found is not None and (proven >= found.interval or found.interval <= self.low):
+                break
         return found
 
     def one_by_one(self, graph: LoopGraph, found: Schedule) -> Schedule:
@@ -118,13 +129,14 @@ class _Search:
             model.pool({name: room.size for name, room in self.rooms.items() if room.pool == pool}, free)
         return model
 
-    def _solve(self, model: Model, seconds: float) -> tuple[Schedule | None, float]:
+    def _solve(self, model: Model, seconds: float, linear: int = 1) -> tuple[Schedule | None, float]:
         """The best schedule found, and the interval below which the model has none."""
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.05, min(seconds, self.left))
         solver.parameters.num_workers = WORKERS
+        solver.parameters.linearization_level = linear
         solver.parameters.random_seed = self.seed
         solver.parameters.catch_sigint_signal = False
         status = _interruptible(solver, model.model)

@@ -23,15 +23,13 @@ from .loop_graph import Edge, LoopGraph
 from .operations import Operation
 
 #: Stages that a schedule may have.
-STAGES = 6
-#: Intervals that a dependence may reach over.
-REACH = 3
+STAGES = 8
 #: Paces are whole parts of this.
 PARTS = 1000
 #: The interval is found to this share of itself.
 RESOLUTION = 0.002
-#: More than all slowdowns together make of an operation.
-SLACK = 1.3
+#: What rounded losses add to an operation at most.
+ROUNDING = 1.02
 #: A slowdown of less is left out.
 NEGLIGIBLE = 0.01
 SHARED = ("port", "fma", "alu", "mufu", "lsu", "tensor", "tmem", "smem")
@@ -65,7 +63,7 @@ class Model:
         from ortools.sat.python import cp_model
 
         self.model = cp_model.CpModel()
-        self.graph, self.high = graph, high
+        self.graph, self.low, self.high = graph, low, high
         operations = graph.operations
         self.interval = self.model.new_int_var_from_domain(cp_model.Domain.from_values(_steps(low, high)), "interval")
         self.start = [self.model.new_int_var(0, high - 1, f"start {i}") for i in range(len(operations))]
@@ -93,15 +91,23 @@ class Model:
             return alone(op)
         if op.kind == "product":
             return min(self.high, alone(op) + math.ceil(sum(other.delay for other in others)))
-        beside = (other for other in others if other.kind in ("vector", "issue") and other.warp != op.warp)
-        crowded = max((crowding(op, other, self.duty) for other in beside), default=1.0)
-        return max(alone(op), min(self.high, math.ceil(max(op.cycles, op.beside) * crowded * SLACK)))
+        worst: dict[str, float] = {}
+        for other in others:
+            if other.kind in ("vector", "issue") and other.warp != op.warp:
+                worst[other.warp] = max(worst.get(other.warp, 0.0), self._lost(op, other))
+        left = 1 - slowed_by_products(op) - sum(worst.values())
+        return max(alone(op), min(self.high, math.ceil(alone(op) / left * ROUNDING) if left > 0 else self.high))
+
+    def _lost(self, op: Operation, other: Operation) -> float:
+        """The share of its time beside ``other`` that ``op`` loses there, less where a product slows it already."""
+        return (1 - 1 / crowding(op, other, self.duty)) * (1 - self.duty * slowed_by_products(op))
 
     def _dependence(self, e: Edge) -> None:
         """``reach`` is the least number of intervals after which ``after`` may begin, for its place in the interval."""
-        a, b = e.before, e.after
-        length = math.ceil(e.latency - 1e-6) + (0 if e.begun else self.cycles[a])
-        reached = [self.model.new_bool_var("") for _ in range(REACH + 1)]
+        a, b, lag = e.before, e.after, math.ceil(e.latency - 1e-6)
+        length = lag + (0 if e.begun else self.cycles[a])
+        furthest = 1 + math.ceil((lag + self.longest[a]) / self.low)
+        reached = [self.model.new_bool_var("") for _ in range(furthest + 1)]
         self.model.add_exactly_one(reached)
         for n, literal in enumerate(reached):
             self.model.add(self.start[b] + n * self.interval >= self.start[a] + length).only_enforce_if(literal)
@@ -153,11 +159,11 @@ class Model:
                 self.slowed[p].append((both, delay))
                 together.setdefault((i, "tensor"), []).append((p, both))
         for i, j in combinations(workers, 2):
-            lost = 1 - 1 / crowding(operations[i], operations[j], self.duty) if operations[i].warp != operations[j].warp else 0.0
-            if lost > NEGLIGIBLE:
+            crowded = crowding(operations[i], operations[j], self.duty) if operations[i].warp != operations[j].warp else 1.0
+            if 1 - 1 / crowded > NEGLIGIBLE:
                 both = self._both_run(i, j)
-                for each, other in ((i, j), (j, i)):  # beside a product both are slower already
-                    self.slowed[each].append((both, lost * (1 - self.duty * slowed_by_products(operations[each]))))
+                for each, other in ((i, j), (j, i)):
+                    self.slowed[each].append((both, self._lost(operations[each], operations[other])))
                     together.setdefault((each, operations[other].warp), []).append((other, both))
         for i, op in enumerate(operations):
             loss = sum(math.ceil(PARTS * share) * both for both, share in self.slowed[i])

@@ -10,6 +10,8 @@ from .modulo import Placed, Schedule
 
 #: Cycles, as a share of the shorter operation, from which two operations count as one under the other.
 UNDER = 0.25
+#: Operations of less than this share of the interval are not told in orders.
+SHORT = 0.03
 
 
 def blocks(program: Program, depends: Sequence[Dependence]) -> dict[int, int]:
@@ -84,7 +86,7 @@ def moves(program: Program, schedule: Schedule, depends: Sequence[Dependence], o
     if own is not None:
         before = orders(own)
         for who, order in orders(schedule).items():
-            if len(order) > 1 and order != before[who]:
+            if len(order) > 1 and set(order) == set(before.get(who, ())) and order != before[who]:
                 yield f"order of {who}: {_row(order)}; the kernel has {_row(before[who])}"
 
 
@@ -136,9 +138,11 @@ def turns(schedule: Schedule) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def orders(schedule: Schedule) -> dict[str, tuple[str, ...]]:
-    """The order in which the tensor cores and each warp do their operations, from the first by name on."""
+    """The order in which the tensor cores and each warp do their operations, from the first by name on; without short ones."""
     who: dict[str, list[Placed]] = {}
     for p in schedule.placed:
+        if p.operation.cycles < SHORT * schedule.interval:
+            continue
         if p.operation.kind == "product":
             who.setdefault("the tensor cores", []).append(p)
         elif p.operation.warp and not p.operation.issue:

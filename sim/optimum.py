@@ -98,7 +98,7 @@ class Optimum:
 
 
 def best(
-    result: Result, gpu: GPU, *, kernel: str | None = None, seconds: float = 30.0, seed: int = 0, variants: bool = True,
+    result: Result, gpu: GPU, *, kernel: str | None = None, seconds: float = 60.0, seed: int = 0, variants: bool = True,
     pipeline: Pipeline | None = None, run: Callable[[Pipeline], Result] | None = None,
 ) -> Optimum:  # fmt: skip
     """The optimum beside one kernel of ``result`` (the longest with a loop, or ``kernel``), simulated with RECORDS.
@@ -118,7 +118,7 @@ def best(
     left_out: tuple[str, ...] = ()
     if own is not None and pipeline is not None and run is not None:
         now = Loops(interval=own, work=work_of(launch.program, built.graph), program=launch.program)
-        name, until = launch.program.name, began + seconds * SWITCHED
+        name, until = launch.program.name, began + seconds * (SWITCHED if variants and _worthwhile(built) else 1.0)
         outcomes, left_out = tried(pipeline, now, lambda changed: loops_of(run(changed), gpu, name), until)
     more = _more(loop, built, began + seconds, seed) if variants and _worthwhile(built) else []
     optimum = Optimum(

@@ -23,7 +23,7 @@ def run(*args: str) -> Result:
 def test_the_line_and_the_table() -> None:
     outcome = run(*ONE_TILE)
     assert outcome.exit_code == 0, outcome.output
-    line = r"this schedule: II [\d,]+ cycles; bound [\d,]+ \(recurrence\); best found [\d,]+(, optimal)?\n"
+    line = r"this schedule: II [\d,]+ cycles; bound [\d,]+ \(recurrence\); best\s+found\s+[\d,]+(,\s+optimal)?\n"
     assert re.search(line, outcome.output)
     for column in ("operation", "role", "unit", "start", "cycles", "alone", "stage"):
         assert column in outcome.output

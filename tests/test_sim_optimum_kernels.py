@@ -69,6 +69,16 @@ def test_the_answer_lies_between_the_bound_and_the_kernels_own(
         check(found.better)
 
 
+def test_l2_and_hbm_are_two_queues() -> None:
+    """P of the standard pipeline misses L2: HBM binds, and the two together would be above the kernel's own interval."""
+    launch = result("standard", "h100").launches[-1]
+    g = graph("standard", "h100")
+    bounds, own = loop_bounds(g), own_interval(launch, steady_loop(launch.program)[0], g)
+    assert own is not None
+    assert bounds.unit == "hbm"
+    assert 0.9 * own < bounds.units["hbm"] <= own < bounds.units["hbm"] + bounds.units["l2"]
+
+
 def test_a_trip_of_the_kernels_own_is_as_long_as_it_is() -> None:
     launch = result("fa3", "h100").launches[0]
     loops, _, _ = steady_loop(launch.program)
