@@ -142,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     evaluate(sweep, 0)
     found = measure(sweep, asked.jobs)
     per_s, cpu_s, parent_s = found.ran / found.wall_s, (found.workers_s + found.parent_s) / found.ran, found.parent_s / found.ran
-    print(f"{per_s:.2f} candidates/s (target {TARGET_PER_S}: {per_s / TARGET_PER_S:.2f}x), {found.ran} ran, {found.pruned} pruned")
+    ran = f"{found.ran} ran, {found.pruned} pruned"
+    print(f"{per_s:.1f} candidates/s (target {TARGET_PER_S}: {per_s / TARGET_PER_S:.2f}x), {ran}")
     print(f"{1e3 * cpu_s:.1f} ms of processor time a candidate, {1e3 * parent_s:.1f} of them in the parent:", end=" ")
     print(f"{asked.jobs / cpu_s:.0f}/s where {asked.jobs} processors do nothing else")
     share = found.workers_s / asked.jobs / found.wall_s
