@@ -267,12 +267,9 @@ class GPU(Section):
 
     def numbers(self) -> Iterator[tuple[str, Sourced]]:
         """Every number as (dotted name, value)."""
-        for section in type(self).model_fields:
-            table = getattr(self, section)
+        for section, table in self:
             if isinstance(table, Section):
-                for field in type(table).model_fields:
-                    if getattr(table, field) is not None:
-                        yield f"{section.rstrip('_')}.{field}", getattr(table, field)
+                yield from ((f"{section.rstrip('_')}.{field}", number) for field, number in table if number is not None)
 
     def replace_number(self, name: str, value: float) -> GPU:
         """A copy with one number changed (``"pipe.ex2"``); it is of kind "assumed". Raises ChipError for unknown names."""

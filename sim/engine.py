@@ -148,7 +148,8 @@ class Job:
 
     def equals(self, other: Job) -> bool:
         """Whether all that an engine reads of jobs without a shared L2 is the same."""
-        return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "l2")
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "l2")
+        return all(mine is theirs or np.array_equal(mine, theirs) for mine, theirs in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +332,7 @@ def make_job(
     return Job(
         code=program.code,
         expressions=program.expression_table,
-        tile_args=program.tiles.values.astype(np.int64),
+        tile_args=program.tiles.values.astype(np.int64, copy=False),
         warp_start=np.array(starts, dtype=np.int64),
         queue=queue.astype(np.int64),
         sms=1 if l2 is None else int(gpu.sm.count),

@@ -352,7 +352,7 @@ def cold() -> bool:
 
 #: The last runs of one SM, whole: candidates of a sweep that differ in what no engine reads have the same job.
 _runs: list[tuple[Job, Run]] = []
-KEPT_RUNS = 16
+KEPT_RUNS = 8
 
 
 def kept_run(job: Job) -> Run:

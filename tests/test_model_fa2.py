@@ -19,6 +19,7 @@ from flashsim.model.program import Opcode, Program
 from flashsim.model.rows import BUNDLE, COUNT, JUMP, OPCODE
 from flashsim.model.schedules import get_schedule
 from flashsim.model.schedules.fa2_tiles import MOST_REGISTERS, STATE_REGISTERS, FA2Tile, demand, l1_holds
+from flashsim.model.tiling import Footprint, occupancy
 from flashsim.sim.predict import Result, simulate
 
 PROFILES: list[dict[str, Any]] = tomllib.loads((resources.files("flashsim.model.profiles") / "fa2.toml").read_text())["loop"]
@@ -78,8 +79,9 @@ def test_a_frame_that_l1_does_not_hold_comes_back_from_l2() -> None:
     a = Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=64, dtype="fp16")
     gpu = load_gpu("a100-80gb")
     (spilling,) = get_schedule("fa2", build="flash-attn", block_q=256, block_kv=64).lower(gpu, a)
-    assert not l1_holds(gpu, spilling, 600)
-    assert l1_holds(gpu, spilling, 300)
+    cta = Footprint(name="fa2_fwd", warps=4, registers=spilling.registers, smem_bytes=spilling.smem_bytes)
+    assert not l1_holds(gpu, cta, 600)
+    assert l1_holds(gpu, cta, 300)
     names = {name for bundle in spilling.bundles for name, _ in bundle}
     assert "ldl_far" in names
     assert "ldl" not in names
@@ -118,3 +120,15 @@ def test_the_released_tiles_are_the_best_on_an_a100_and_spills_the_worst() -> No
     assert slower[128, 128, 8] > slower[64, 128, 2]
     wide = of_tile("a100-80gb", 128, 128, 64, 4).cycles
     assert all(of_tile("a100-80gb", 128, *key).cycles > wide for key in ((128, 128, 8), (256, 64, 8)))
+
+
+def test_register_counts_share_their_code_where_the_same_ctas_fit() -> None:
+    """192 x 32 spills. Three CTAs leave no room for that in L1, two do: their code reloads from there."""
+    attention, h100 = Attention(batch=1, heads_q=16, seqlen_q=2048, head_dim=128), load_gpu("h100")
+    counts = (128, 168, 255)
+    few, more, all_ = (get_schedule("fa2", block_q=192, block_kv=32, registers=n).lower(h100, attention)[0] for n in counts)
+    assert (few.registers, more.registers, all_.registers) == counts
+    assert [occupancy(h100, program).ctas_per_sm for program in (few, more, all_)] == [3, 3, 2]
+    assert few.code is more.code
+    loads = [{name for bundle in program.bundles for name, _ in bundle} & {"ldl", "ldl_far"} for program in (few, more, all_)]
+    assert loads == [{"ldl_far"}, {"ldl_far"}, {"ldl"}]

@@ -18,7 +18,7 @@ from flashsim.sim import explore as explore_module
 from flashsim.sim.explore import MAX_CANDIDATES, Row, candidate, evaluate, explore, planned
 from flashsim.sim.findings import heat_map, pareto, ranked, reasons, report
 from flashsim.sim.space import parse_space
-from flashsim.sim.workers import ALONE, Died, Workers, local
+from flashsim.sim.workers import ALONE, MOST_TOGETHER, Died, Inline, Workers, _size, local
 
 
 def test_a_grid_has_a_row_a_candidate(grid: list[Row]) -> None:
@@ -148,6 +148,30 @@ def test_an_item_that_kills_its_worker_is_told_apart() -> None:
     answers = sorted((int(item), got) for item, got in workers.answers(signal.raise_signal, items))
     workers.close()
     assert answers == [(9, Died(ALONE + 1)), (17, None), (17, None), (17, None)]
+
+
+def test_short_neighbours_share_a_call() -> None:
+    """One by one until it is known how long they take, then as many as take TOGETHER_S; each is answered once."""
+    calls: list[int] = []
+
+    class Counts(Inline):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            calls.append(len(args[1]))
+            return super().submit(fn, *args, **kwargs)
+
+    workers = Workers(start=Counts, width=2)
+    answers = list(workers.answers(abs, range(-1000, 0), together=True))
+    assert sorted(answers) == [(i, -i) for i in range(-1000, 0)]
+    assert calls[: workers.window] == [1] * workers.window
+    assert max(calls) == MOST_TOGETHER
+    assert sum(calls) == 1000
+    calls.clear()
+    assert dict(workers.answers(abs, [-1, -2, -3])) == {-1: 1, -2: 2, -3: 3}
+    assert calls == [1, 1, 1]
+
+
+def test_slow_neighbours_do_not_wait_for_each_other() -> None:
+    assert [_size(per_second) for per_second in (0.1, 5, 10, 95, 1e9)] == [1, 1, 1, 9, MOST_TOGETHER]
 
 
 def test_workers_that_never_answer_end_the_sweep() -> None:

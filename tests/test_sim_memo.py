@@ -105,3 +105,27 @@ def test_a_memo_belongs_to_one_machine() -> None:
     assert counts()[LEAVES] > 0
     fast_engine.run(replace(job, bundles=job.bundles * 2))
     assert len(fast_engine._memos) == 2
+
+
+def test_a_run_is_kept_for_an_equal_job_and_no_other() -> None:
+    """Candidates of a sweep that differ in what no engine reads have the same job, in arrays of their own."""
+    job = job_of("fa2")
+    again = replace(job, code=job.code.copy(), queue=job.queue.copy())
+    fast_engine._runs.clear()
+    first = fast_engine.kept_run(job)
+    assert fast_engine.kept_run(again) is first
+    assert first.differences(live(job)) == []
+    for other in (replace(job, queue=job.queue[:-1]), replace(job, rate=job.rate * 2), replace(job, miss_ppm=job.miss_ppm * 2)):
+        assert fast_engine.kept_run(other) is not first
+    recorded = replace(job, record_limit=100)
+    assert len(fast_engine.kept_run(recorded).records) == len(fast_engine.kept_run(recorded).records) == 100
+    with pytest.raises(ValueError, match="read-only"):
+        first.stalls[:] = 0
+
+
+def test_few_runs_are_kept() -> None:
+    fast_engine._runs.clear()
+    job = job_of("fa2", tiles=1)
+    for i in range(fast_engine.KEPT_RUNS + 2):
+        fast_engine.kept_run(replace(job, queue=job.queue + i))
+    assert len(fast_engine._runs) == fast_engine.KEPT_RUNS

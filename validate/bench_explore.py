@@ -7,7 +7,7 @@ timed from first to last in processes that are up already (how long that took is
 are of candidates that ran. Processor time tells what the sweep costs where neighbours share the machine: the rate is at most
 processes / (processor time a candidate), and the processes are busy for the share printed.
 
-The profile is of one process, warm, over candidates spread through the sweep; its rows overlap where one part calls another.
+The profile is of the same sweep in one process that has seen nothing of it; its rows overlap where one part calls another.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..model import rows
+from ..model import schedule as schedule_module
 from ..model.gpu import load_gpu
-from ..model.schedules import get_schedule
+from ..model.schedules import fa2, get_schedule
+from ..sim import fast_engine, residency
 from ..sim.explore import Sweep, evaluate, explore
 from ..sim.space import parse_space
 from ..sim.workers import Workers, default_jobs, local
 
 SPACE = ("block_q=64,128,192", "block_kv=32:128:32", "warps=4,8", "registers=none,168,255")
 TARGET_PER_S = 60  # SM-scope configurations a second on two cores
-PROFILED = 12  # candidates
 
 #: Parts of a simulation: what is printed, and (file, function) in the profile.
 PARTS = {
@@ -41,7 +43,8 @@ PARTS = {
     "bundle counts of tiles": ("chip.py", "issued_bundles"),
     "dispatch": ("chip.py", "dispatch"),
     "pricing (make_job)": ("engine.py", "make_job"),
-    "engine": ("fast_engine.py", "run"),
+    "engine": ("fast_engine.py", "kept_run"),
+    "of that, runs not seen before": ("fast_engine.py", "run"),
     "clock": ("clock.py", "sustained"),
     "whole candidate": ("explore.py", "evaluate"),
 }
@@ -72,15 +75,14 @@ def measure(sweep: Sweep, jobs: int) -> Measured:
     with local(jobs) as workers:
         before = _processes(workers)
         up, parent = time.perf_counter(), time.process_time()
-        rows = list(explore(sweep, workers))
+        answers = list(explore(sweep, workers))
         ended, parent = time.perf_counter(), time.process_time() - parent
         spent = sum(_processes(workers).values()) - sum(before.values())
     if jobs == 1:
         parent = 0.0  # it is the one process
-    ran = sum(row["status"] == "ok" for row in rows)
-    return Measured(
-        ran=ran, pruned=len(rows) - ran, up_s=up - began, wall_s=ended - up, workers_s=spent, parent_s=parent
-    )  # fmt: skip
+    ran = sum(row["status"] == "ok" for row in answers)
+    pruned = len(answers) - ran
+    return Measured(ran=ran, pruned=pruned, up_s=up - began, wall_s=ended - up, workers_s=spent, parent_s=parent)
 
 
 def _processes(workers: Workers) -> dict[int, float]:
@@ -96,22 +98,27 @@ def _process(_: int) -> tuple[int, float]:
     return os.getpid(), time.process_time()
 
 
+def forget() -> None:
+    """Drop all that a process keeps of the candidates that it has seen."""
+    for kept in (fast_engine._memos, fast_engine._runs, residency._replays):
+        kept.clear()
+    for lowering in (schedule_module._kept, fa2._kernel, rows.mixed):
+        lowering.cache_clear()
+
+
 def profile(sweep: Sweep) -> tuple[float, list[tuple[str, float, float]]]:
-    """Processor ms a candidate, and of PARTS (name, the same, calls a candidate), over PROFILED candidates that ran.
+    """Processor ms a candidate that runs, and of PARTS (name, the same, calls a candidate).
 
     The parts are measured by a profiler, which makes those in Python look up to twice as long as they are.
     """
-    chosen: list[int] = []
-    for number in range(0, sweep.space.size, max(1, sweep.space.size // (3 * PROFILED))):
-        if len(chosen) < PROFILED and evaluate(sweep, number)["status"] == "ok":
-            chosen.append(number)
+    forget()
     began = time.process_time()
-    for number in chosen:
-        evaluate(sweep, number)
-    plain = 1e3 * (time.process_time() - began) / len(chosen)
+    ran = sum(evaluate(sweep, number)["status"] == "ok" for number in range(sweep.size))
+    plain = 1e3 * (time.process_time() - began) / ran
+    forget()
     profiler = cProfile.Profile(time.process_time)  # processor time: neighbours on a shared machine do not count
     profiler.enable()
-    for number in chosen:
+    for number in range(sweep.size):
         evaluate(sweep, number)
     profiler.disable()
     measured: dict[tuple[str, int, str], tuple[Any, ...]] = vars(pstats.Stats(profiler))["stats"]
@@ -119,7 +126,7 @@ def profile(sweep: Sweep) -> tuple[float, list[tuple[str, float, float]]]:
     out = []
     for part, key in PARTS.items():
         calls, seconds = found.get(key, (0, 0.0))
-        out.append((part, 1e3 * seconds / len(chosen), calls / len(chosen)))
+        out.append((part, 1e3 * seconds / ran, calls / ran))
     return plain, out
 
 
@@ -132,18 +139,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"fa2 on h100, B{asked.batch} H{asked.heads} N{asked.seqlen} D128, SM scope, {sweep.space.size} candidates;")
     busy = f", load average {os.getloadavg()[0]:.1f} before the start" if hasattr(os, "getloadavg") else ""
     print(f"{asked.jobs} processes, {default_jobs()} processors, Python {platform.python_version()}{busy}")
+    evaluate(sweep, 0)
     found = measure(sweep, asked.jobs)
-    per_s, cpu_s = found.ran / found.wall_s, (found.workers_s + found.parent_s) / found.ran
-    print(f"{per_s:.2f} candidates/s (target {TARGET_PER_S}: {per_s / TARGET_PER_S:.2f}x), {found.ran} ran, {found.pruned} pruned;")
-    print(f"{1e3 * cpu_s:.1f} ms of processor time a candidate ({1e3 * found.parent_s / found.ran:.1f} of them in the parent):", end=" ")
-    print(f"{asked.jobs / cpu_s:.0f}/s where {asked.jobs} processors do nothing else;")
-    busy_share = found.workers_s / asked.jobs / found.wall_s
-    print(f"parallel efficiency {100 * busy_share:.0f} % (processes busy); processes were up after {found.up_s:.1f} s")
+    per_s, cpu_s, parent_s = found.ran / found.wall_s, (found.workers_s + found.parent_s) / found.ran, found.parent_s / found.ran
+    ran = f"{found.ran} ran, {found.pruned} pruned"
+    print(f"{per_s:.1f} candidates/s (target {TARGET_PER_S}: {per_s / TARGET_PER_S:.2f}x), {ran}")
+    print(f"{1e3 * cpu_s:.1f} ms of processor time a candidate, {1e3 * parent_s:.1f} of them in the parent:", end=" ")
+    print(f"{asked.jobs / cpu_s:.0f}/s where {asked.jobs} processors do nothing else")
+    share = found.workers_s / asked.jobs / found.wall_s
+    print(f"parallel efficiency {100 * share:.0f} % (processes busy); processes were up after {found.up_s:.1f} s")
     plain, parts = profile(sweep)
     whole = parts[-1][1]
-    print(f"seen before, a candidate takes {plain:.1f} ms (mean of {PROFILED}); under the profiler:")
+    print(f"in one process {plain:.1f} ms of processor time a candidate; under the profiler:")
     for part, ms, calls in parts:
-        print(f"  {part:24s} {ms:8.1f} ms {100 * ms / whole:5.1f} %  {calls:.1f} calls")
+        print(f"  {part:30s} {ms:8.1f} ms {100 * ms / whole:5.1f} %  {calls:.1f} calls")
 
 
 if __name__ == "__main__":

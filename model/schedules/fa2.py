@@ -75,7 +75,7 @@ class FA2:
         return (replace(program, roles=tuple(replace(role, registers=registers) for role in program.roles)),)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)  # neighbours of a sweep
 def _kernel(schedule: FA2, architecture: str, attention: Attention, far: bool) -> Program:
     """What the warps run, which their number of registers does not change. ``far``: what is spilled comes back from L2."""
     t = tile(schedule, architecture, attention)
