@@ -239,7 +239,7 @@ def _measured(cells: Mapping[str, str], attention: Attention) -> dict[str, float
 
 
 def _variant(cells: Mapping[str, str]) -> str:
-    """The row's variant; of a paper's or the package's chart FA2's own build and FP8 of FA3's first code, not persistent (4.1)."""
+    """The row's variant; of a paper's or the package's chart FA2's own build, and FP8 as FA3 had it first, not persistent."""
     variant = cells.get("variant") or ""
     if cells["kernel"] == "cudnn" and re.fullmatch(r"[0-9.]+", variant):
         return f"version={variant}"
