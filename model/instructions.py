@@ -105,7 +105,9 @@ _ROWS = (
     _row("ldl", "lsu", "lsu", "LDL", cost="lsu", path=Path.SMEM, smem=128),  # from L1, through the same port
     _row("ldl_far", "lsu", "lsu", "LDL", cost="lsu", spill=128),  # L1 does not hold it: from L2
     _row("control", "control", "other", "BRA, BAR, DEPBAR, UMOV, NOP"),
+    _row("try_wait", "control", "other", "SYNCS.PHASECHK.TRANS64.TRYWAIT", cost="control"),
     _row("stsm", "lsu", "lsu", "STSM.16.M88.4", cost="lsu", path=Path.SMEM, smem=512),
+    _row("st16", "lsu", "lsu", "ST.E.U16", cost="lsu", path=Path.SMEM, smem=256),  # 64 B of a swizzled row, two lanes a bank
     _row("utmaldg", "control", "other", "UTMALDG", cost="control", path=Path.TMA_LOAD),
     _row("utmastg", "control", "other", "UTMASTG", cost="control", path=Path.TMA_STORE),
     _row("ffma2", "fma", "fma", "FFMA2", cost="ffma", packed=True),

@@ -59,9 +59,13 @@ def arrivals(s: Statement) -> int:
 
 
 def mbarrier_wait(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """``previous``: the phase before the ring's own, which is how a producer waits for a stage to be empty."""
-    emit.issue("control", 1)
+    """``previous``: the phase before the ring's own, which is how a producer waits for a stage to be empty.
+
+    The answer that a phase is over takes its time too: the warp goes on with it, or when the phase ends.
+    """
+    emit.issue("try_wait", 1)
     emit.order("mbarrier_wait", s.attrs["barrier"], s.attrs["ring"], count=int(bool(s.attrs.get("previous", False))))
+    emit.depend()
 
 
 def advance(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -113,8 +117,12 @@ def product_group(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], wa
 
 
 def stmatrix(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """``halves``: 16 bits a lane at a time, where columns are permuted."""
     size = buffers[s.reads[0]].size_bytes // warps
-    emit.issue("stsm", max(1, -(-size // WARP_VECTOR_BYTES)))
+    if s.attrs.get("halves"):
+        emit.issue("st16", size // 64)
+    else:
+        emit.issue("stsm", max(1, -(-size // WARP_VECTOR_BYTES)))
 
 
 def control(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, groupby, pairwise
 
 from .instructions import COUNTERS, INSTRUCTIONS
 from .program import CODE_COLUMNS, Opcode
@@ -25,18 +25,21 @@ OPCODE, BUNDLE, COUNT, ARG, BYTES, TENSOR, INDEX, JUMP, STATEMENT, BARRIER, RING
 ISSUE, DEPEND = int(Opcode.ISSUE), int(Opcode.DEPEND)
 
 Bundle = tuple[tuple[str, int], ...]  # (instruction, number) pairs
+Segments = Sequence[Mapping[str, float]]  # counts and stall cycles of the parts of a stretch, one after the other
 Edited = list[list[list[int]]]  # of each row from some place on: the rows that take its place
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a bundle holds: instructions in all and by counter, whether a product, a shuffle, a transfer of tensor memory."""
+    """What a bundle holds: instructions in all and by counter, whether a product, a shuffle, a transfer of tensor memory, a try
+    of an mbarrier."""
 
     total: int
     counted: dict[str, int]
     product: bool
     shuffle: bool
     transfer: bool
+    asks: bool
 
 
 @lru_cache(maxsize=4096)
@@ -48,6 +51,7 @@ def content(bundle: Bundle) -> Content:
     return Content(
         total=sum(counted.values()), counted=counted, product=any(kind.columns for kind in kinds),
         shuffle=any(kind.name == "shfl" for kind in kinds), transfer=any(kind.pipe == "tmem" for kind in kinds),
+        asks=any(kind.name == "try_wait" for kind in kinds),
     )  # fmt: skip
 
 
@@ -61,6 +65,8 @@ class Rows:
         self.numbers: dict[Bundle, int] = {}  # of the bundles
         self.contents: list[Content] = []
         self.mixtures: dict[Bundle, list[tuple[int, int]]] = {}  # of each packed run's counts: bundles and how often
+        self.single: list[list[int]] = []  # rows of one instruction each, which are not mixed with others
+        self.arranged: list[tuple[list[int], Segments]] = []  # rows whose instructions a binary has in segments
         self.statement = -1
 
     def __len__(self) -> int:
@@ -113,14 +119,15 @@ class Rows:
                 due = round(n * passed / total) - given[counter]
                 if due > 0:
                     given[counter] += due
-                    added.append(self._issue(((EXTRA_INSTRUCTION[counter], 1),), due, -1, row[STATEMENT]))
+                    extra_row = self._issue(((EXTRA_INSTRUCTION[counter], 1),), due, -1, row[STATEMENT])
+                    added.insert(len(added) - own.asks, extra_row)  # an mbarrier's address comes before its try
         self.replace(start, edited)
 
     def pad(self, start: int, stall_cycles: float) -> None:
         """Hold the warp so that all but the products from ``start`` on take a lone warp the compiler's ``stall_cycles`` or more.
 
-        Dependences of fixed latency are in those counts, so the waits for them go, but for those on a shuffle's result or
-        on what tensor memory transfers.
+        Dependences of fixed latency are in those counts, so the waits for them go, but for those on a shuffle's result, on
+        what tensor memory transfers and on an mbarrier's answer.
         """
         kept: Edited = []
         shuffled = transferred = False
@@ -128,7 +135,7 @@ class Rows:
             if row[OPCODE] == ISSUE:
                 own = self.contents[row[BUNDLE]]
                 shuffled = own.shuffle
-                transferred |= own.transfer
+                transferred |= own.transfer or own.asks
             kept.append([] if row[OPCODE] == DEPEND and not (shuffled or transferred) else [row])
             transferred &= row[OPCODE] != DEPEND
         self.replace(start, kept)
@@ -139,23 +146,57 @@ class Rows:
         if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
             self.spread(start, {"stall": max(0.0, stall_cycles - issued)}, products=asynchronous)
 
+    def line_up(self, start: int) -> None:
+        """Issue what is not a product from ``start`` on one instruction at a time, since each waits for the one before it: after
+        its share of the run's stalls it asks for the sub-partition's port again. Called after :meth:`pad`."""
+        edited: Edited = []
+        run: list[list[int]] = []
+        for row in [*self.code[start:], None]:
+            if row is not None and row[OPCODE] == ISSUE and row[BYTES] == 0 and not self.contents[row[BUNDLE]].product:
+                run.append(row)
+                edited.append([])
+                continue
+            if run:
+                edited[-1] += self._lined_up(run)
+                run = []
+            if row is not None:
+                edited.append([row])
+        self.replace(start, edited)
+
+    def _lined_up(self, rows: list[list[int]]) -> list[list[int]]:
+        each_of = [(name, n * row[COUNT], row) for row in rows for name, n in self.bundles[row[BUNDLE]]]
+        steps = [(name, row[ARG], row[STATEMENT]) for name, n, row in each_of if name != "stall" for _ in range(n)]
+        stalls, out = sum(n for name, n, _ in each_of if name == "stall"), []
+        for i, (name, board, statement) in enumerate(steps):
+            own = stalls * (i + 1) // len(steps) - stalls * i // len(steps)
+            out.append(self._issue(((name, 1), *((("stall", own),) if own else ())), 1, board, statement))
+        self.single += out
+        return out
+
+    def arrange(self, start: int, segments: Segments) -> None:
+        """Divide the run from ``start`` on among ``segments`` as a binary does, instead of mixing all of it evenly."""
+        self.arranged += [(row, segments) for row in self.code[start:] if row[OPCODE] == ISSUE]
+
     def pack(self) -> None:
         """Turn each run of instructions between waits into bundles of about BUNDLE_WEIGHT issue cycles, evenly mixed."""
         targets = {row[JUMP] for row in self.code}
         products = self._products()
         self.asynchronous = any(row[BUNDLE] in products for row in self.code)
+        single = {id(row) for row in self.single}
+        segments = {id(row): each for row, each in self.arranged}
         edited: Edited = []
         run: list[list[int]] = []
-        begin, board = 0, -1  # of the run: its first row, and the scoreboard that it sets
+        begin, board, own = 0, -1, None  # of the run: its first row, the scoreboard that it sets, and its segments
         for i, row in enumerate(self.code):
-            plain = row[OPCODE] == ISSUE and row[BYTES] == 0 and row[BUNDLE] not in products
-            if run and (not plain or i in targets or (row[ARG] >= 0 and board >= 0 and row[ARG] != board)):
-                edited[begin] = self._mixed(run, board)
+            plain = row[OPCODE] == ISSUE and row[BYTES] == 0 and row[BUNDLE] not in products and id(row) not in single
+            ends = not plain or i in targets or (row[ARG] >= 0 and board >= 0 and row[ARG] != board)
+            if run and (ends or segments.get(id(row)) is not own):
+                edited[begin] = self._mixed(run, board, own)
                 run, board = [], -1
             if not plain:
                 edited.append([row])
                 continue
-            begin = begin if run else i
+            begin, own = (begin, own) if run else (i, segments.get(id(row)))
             run.append(row)
             board = max(board, row[ARG])
             edited.append([])
@@ -176,16 +217,36 @@ class Rows:
     def _issue(self, bundle: Bundle, times: int, board: int, statement: int) -> list[int]:
         return [ISSUE, self.bundle(bundle), times, board, 0, -1, -1, -1, statement, -1, -1]
 
-    def _mixed(self, rows: list[list[int]], board: int) -> list[list[int]]:
+    def _mixed(self, rows: list[list[int]], board: int, segments: Segments | None) -> list[list[int]]:
         counts: dict[str, int] = {}
         for row in rows:
             for name, n in self.bundles[row[BUNDLE]]:
                 counts[name] = counts.get(name, 0) + n * row[COUNT]
-        run = tuple(counts.items())
-        if run not in self.mixtures:  # a kernel's k-steps, and its loops, repeat most of their runs
-            self.mixtures[run] = [(self.bundle(bundle), times) for bundle, times in mixed(run, self.asynchronous)]
-        statement = rows[0][STATEMENT]
-        return [[ISSUE, bundle, times, board, 0, -1, -1, -1, statement, -1, -1] for bundle, times in self.mixtures[run]]
+        packed, statement = [], rows[0][STATEMENT]
+        for part in divided(counts, segments) if segments else (counts,):
+            run = tuple((name, n) for name, n in part.items() if n)
+            if run not in self.mixtures:  # a kernel's k-steps, and its loops, repeat most of their runs
+                self.mixtures[run] = [(self.bundle(bundle), times) for bundle, times in mixed(run, self.asynchronous)]
+            packed += [[ISSUE, bundle, times, board, 0, -1, -1, -1, statement, -1, -1] for bundle, times in self.mixtures[run]]
+        return packed
+
+
+def divided(counts: Mapping[str, int], segments: Segments) -> list[dict[str, int]]:
+    """``counts`` in segments, each instruction in proportion to what its pipe has there, with each segment's own stalls."""
+    out: list[dict[str, int]] = [{} for _ in segments]
+    for name, n in counts.items():
+        counter = INSTRUCTIONS[name].counter
+        there = [segment.get(counter, 0) for segment in segments]
+        if counter == "none" or not sum(there):
+            if counter != "none":
+                out[-1][name] = n
+            continue
+        places = [0, *(round(n * part / sum(there)) for part in accumulate(there))]
+        for part, (first, last) in zip(out, pairwise(places), strict=True):
+            part[name] = last - first
+    for part, segment in zip(out, segments, strict=True):
+        part["stall"] = max(0, round(segment["stall_cycles"] - sum(part.values())))
+    return out
 
 
 @lru_cache(maxsize=4096)  # the candidates of a sweep, too, have most of their runs in common

@@ -23,7 +23,7 @@ from .attention import Attention
 from .gpu import GPU
 from .ops import OPS
 from .program import CODE_COLUMNS, Barrier, Buffer, Index, Opcode, Program, Ring, Role, Statement, Tensor, Tiles
-from .rows import DEPEND, ISSUE, JUMP, OPCODE, Rows
+from .rows import DEPEND, ISSUE, JUMP, OPCODE, Rows, Segments
 
 #: Query rows over all heads: what the tiles of one problem may need of memory.
 MOST_QUERY_ROWS = 2**28
@@ -197,8 +197,14 @@ class Builder:
         counts: Mapping[str, float] | None = None,
         overhead: Mapping[str, float] | None = None,
         stall_cycles: float | None = None,
+        serial: bool = False,
+        segments: Segments | None = None,
     ) -> Iterator[None]:
-        """A stretch of code whose instruction ``counts`` and stall counts were read in a binary (as in :meth:`loop`)."""
+        """A stretch of code whose instruction ``counts`` and stall counts were read in a binary (as in :meth:`loop`).
+
+        ``serial``: each of its instructions waits for the one before it, as where an address leads to a wait. ``segments``:
+        where in the stretch the binary has them, if it does not mix them evenly.
+        """
         start = len(self.rows)
         yield
         if counts is None and overhead is not None:
@@ -208,6 +214,10 @@ class Builder:
             self.rows.spread(start, counts)
         if stall_cycles is not None:
             self.rows.pad(start, stall_cycles)
+        if serial:
+            self.rows.line_up(start)
+        if segments:
+            self.rows.arrange(start, segments)
 
     @contextmanager
     def when(self, index: Index) -> Iterator[None]:

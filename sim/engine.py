@@ -259,6 +259,8 @@ def _costs(kind: Instruction, gpu: GPU) -> tuple[int, int, int, int]:
     port = ticks(getattr(gpu.port, kind.cost))
     held = max(kind.passes * ticks(getattr(gpu.pipe, kind.cost)), port)
     gap, result = ticks(getattr(gpu.warp, kind.cost)), ticks(getattr(gpu.result, kind.cost))
+    if kind.name == "try_wait" and gpu.async_:
+        result = ticks(gpu.async_.mbarrier_try_cycles)
     if kind.pipe == "tmem":
         if gpu.tmem is None:
             raise ValueError(f"{kind.sass} needs tensor memory, and {gpu.name} has none: choose another schedule or gpu b200")

@@ -99,6 +99,7 @@ _ROWS: dict[str, Effect] = {
     "fence_async": Effect(step="fence"),
     "advance": Effect(step="advance"),
     "tile": Effect(),
+    "branch": Effect(),
     "setmaxnreg": Effect(),
     "cluster_sync": Effect(step="sync"),
 }

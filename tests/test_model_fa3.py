@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_inputs import normal
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.program import Program, Tiles
+from flashsim.model.reference import forward
 from flashsim.model.schedule import Builder
 from flashsim.model.schedules import get_schedule
 from flashsim.sim.chip import bundle_counts
+from flashsim.sim.hazards import check
+from flashsim.sim.values import run
 
 H100 = load_gpu("h100")
 PROBLEM: dict[str, Any] = {"batch": 1, "heads_q": 2, "seqlen_q": 512, "seqlen_kv": 1000, "head_dim": 128}
@@ -102,3 +106,58 @@ def test_a_tile_that_does_not_fit_a_warpgroups_registers_is_refused() -> None:
     words = "fa3 tile 192x176 holds 196 registers a thread of S, P and O at head_dim 128, and 3 consumer warpgroups have 160 each"
     with pytest.raises(ValueError, match=words):
         lowered(block_q=192)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "sentence"),
+    [
+        ("2023", {}, "fa3 has no build '2023'; it has released and 2024-07 (FP8 as published first): set one"),
+        ("2024-07", {}, "fa3's build 2024-07 was read for FP8 without a mask at head_dim 128 and 256, got bf16"),
+        ("2024-07", {"dtype": "fp8", "causal": True}, "causal=True: set build=released"),
+        ("2024-07", {"dtype": "fp8", "head_dim": 64}, "head_dim 64, causal=False: set build=released"),
+    ],
+)
+def test_builds_that_were_not_read_are_refused(build: str, shape: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        get_schedule("fa3", build=build).lower(H100, Attention(**{**PROBLEM, **shape}))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "turns"), [(128, ["wgmma S0", "turn0", "wgmma O0"]), (256, ["turn0", "wgmma S0", "wgmma O0"])]
+)
+def test_turns_of_july_2024_last_until_the_scores_are_known(head_dim: int, turns: list[str]) -> None:
+    """In a block of the unmasked loop: where a turn begins, and that the next one begins after S is there."""
+    problem = Attention(batch=1, heads_q=2, seqlen_q=512, seqlen_kv=2048, head_dim=head_dim, dtype="fp8")
+    (program,) = get_schedule("fa3", build="2024-07").lower(H100, problem)
+    consumer = next(i for i, role in enumerate(program.roles) if role.name == "consumer0")
+    own = [s for s in program.statements if s.role == consumer]
+    last = max(i for i, s in enumerate(own) if s.kind == "loop")
+    block = own[last : next(i for i in range(last, len(own)) if own[i].kind == "end")]
+    words = {"wgmma": lambda s: f"wgmma {s.writes[0]}", "named_sync": lambda s: s.attrs["barrier"]}
+    assert [words[s.kind](s) for s in block if s.kind in words] == turns
+    kinds = [s.kind for s in block]
+    assert kinds.index("wgmma") < kinds.index("mma_wait") < kinds.index("row_max") < kinds.index("named_arrive")
+
+
+def test_of_warpgroups_in_turns_only_the_first_waits_for_each_block() -> None:
+    for pingpong, others in ((True, 0), (False, 4)):  # K and V of a masked and of an unmasked block
+        program = lowered(pingpong=pingpong)
+        names = [role.name for role in program.roles]
+        waits = dict.fromkeys(names, 0)
+        depth = 0
+        for s in program.statements:
+            depth += (s.kind == "loop") - (s.kind == "end")
+            waits[names[s.role]] += bool(depth) and s.kind == "mbarrier_wait"
+        assert (waits["consumer0"], waits["consumer1"]) == (4, others)
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_fp8_of_july_2024_is_free_of_hazards_and_right(head_dim: int, persistent: bool) -> None:
+    """An even number of Q blocks (a cluster) over blocks of keys that the last one does not fill; operands are not rounded."""
+    schedule = get_schedule("fa3", build="2024-07", persistent=persistent)
+    problem = Attention(batch=1, heads_q=1, seqlen_q=256, seqlen_kv=700, head_dim=head_dim, dtype="fp8")
+    assert check(schedule, H100, problem).findings == ()
+    q, k, v = normal((1, 1, 256, head_dim), (1, 1, 700, head_dim), (1, 1, 700, head_dim))
+    out = run(schedule, H100, problem, q, k, v, operands="fp32")
+    assert np.abs(out["O"] - forward(q, k, v)[0]).max() <= 1e-5 * np.abs(v).max()

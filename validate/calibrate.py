@@ -171,6 +171,9 @@ FEEDS: dict[str, Feed] = {
     "async.mbarrier_cycles": Feed(
         group="async", name="mbarrier_wake", warps=(2,), param="wait_lanes=32_other_smsp_first", unit="cycles", transform=_as_is
     ),
+    "async.mbarrier_try_cycles": Feed(
+        group="sync", name="mbarrier_wait_over", warps=(1,), param="", unit="cycles", transform=_as_is
+    ),
     "async.tma_issue_cycles": Feed(
         group="tma", name="bulk_issue", warps=(1,), param="bytes=1024_each_of_next7", unit="cycles", transform=_as_is
     ),

@@ -237,8 +237,7 @@ def _measured(cells: Mapping[str, str], attention: Attention) -> dict[str, float
 
 
 def _variant(cells: Mapping[str, str]) -> str:
-    """The row's variant, with what is known of the kernel where its ``source`` is a paper's or the package's chart: FA2 is the
-    package's own build, FA3's FP8 kernels were not persistent yet (FA3 paper, section 4.1, footnote)."""
+    """The row's variant; of a paper's or the package's chart FA2's own build, and FP8 as FA3 had it first, not persistent."""
     variant = cells.get("variant") or ""
     if cells["kernel"] == "cudnn" and re.fullmatch(r"[0-9.]+", variant):
         return f"version={variant}"
@@ -248,7 +247,8 @@ def _variant(cells: Mapping[str, str]) -> str:
         if cells["kernel"] == "fa2" and "build" not in variant:
             return f"build=flash-attn;{variant}"
         if cells["kernel"] == "fa3" and cells.get("dtype") == "fp8" and "persistent" not in variant:
-            return f"persistent=false;{variant}"
+            first = cells.get("causal") in (None, "", "0") and cells["head_dim"] in ("128", "256") and "build" not in variant
+            return f"persistent=false;{'build=2024-07;' if first else ''}{variant}"
     return variant
 
 

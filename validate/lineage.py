@@ -47,7 +47,7 @@ _B200 = Attention(batch=1, heads_q=16, seqlen_q=32768, head_dim=128)
 _NARROW = Attention(batch=2, heads_q=32, seqlen_q=8192, head_dim=64)
 _NOT_EMULATED = (("exp2_emulation", 0.0),)
 _PACKAGE = (("build", "flash-attn"),)
-_NOT_PERSISTENT = (("persistent", False),)
+_FP8_PAPER = (("persistent", False), ("build", "2024-07"))
 
 ENTRIES = (
     Entry(
@@ -87,7 +87,7 @@ ENTRIES = (
     Entry(
         generation="FA3 FP8, H100", schedule="fa3", gpu="h100", published=1008.0, clock=1830.0,
         attention=Attention(batch=1, heads_q=16, seqlen_q=16896, head_dim=128, dtype="fp8"),
-        source="FA3 paper, figure 7", switches=_NOT_PERSISTENT, over=(("FA3, H100", None),),
+        source="FA3 paper, figure 7", switches=_FP8_PAPER, over=(("FA3, H100", None),),
     ),
     Entry(
         generation="FA3 D256, H100", schedule="fa3", gpu="h100", attention=_WIDE, published=756.0, clock=1830.0,
@@ -100,6 +100,7 @@ ENTRIES = (
     Entry(
         generation="FA3 FP8 D256, 1830 MHz kept", schedule="fa3", gpu="h100", attention=replace(_WIDE, dtype="fp8"),
         published=1300.0, clock=1830.0, power_limited=False, source="FA3, later abstract: 1.3 PFLOP/s",
+        switches=(("build", "2024-07"),),
     ),
     Entry(
         generation="FA2, H200", schedule="fa2", gpu="h200", attention=_H200, published=345.2, clock="power",

@@ -80,7 +80,16 @@ def loop_counts(
 
 def kernel_profile(kernel: str, **keys: Any) -> Mapping[str, Any] | None:
     """The first entry of ``kernel``'s file whose fields equal ``keys`` (see the file's header), or None where none was read."""
-    for row in _file(kernel)["loop"]:
+    return _entry(kernel, "loop", keys)
+
+
+def in_order_profile(kernel: str, **keys: Any) -> Mapping[str, Any] | None:
+    """As :func:`kernel_profile`, of the loop without overlap of products and softmax within a warpgroup: its phases."""
+    return _entry(kernel, "in_order", keys)
+
+
+def _entry(kernel: str, table: str, keys: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for row in _file(kernel)[table]:
         if all(row.get(name) == value for name, value in keys.items()):
             return MappingProxyType(row)
     return None

@@ -23,14 +23,16 @@ from ..schedule import Builder
 from .fa2 import check_counts
 from .fa3_loads import WARPS, OwnLoads
 from .fa3_producer import producer, rows, shared, start, transpose
-from .fa3_tiles import FA3Tile, check, grid, tensors, tile
+from .fa3_tiles import COUNTED, FA3Tile, check, grid, in_order, tensors, tile
 
 #: Exponentials of a block that a compiler puts beside P V where no binary was read: the median of the kernels in fa3.toml.
 BESIDE = 0.25
 #: The least time between a warp's issues of products, where no binary was read (stall counts in fa3.toml).
 ISSUE_GAP = 13
-#: What a phase's counts are of, beside its products.
-COUNTED = ("fma", "alu", "xu", "lsu", "other")
+#: Phases in which each instruction waits for the one before it (three stall cycles each): a stage's place, its parity, the wait.
+#: Without overlap they come when no product runs, and the other warpgroup's softmax issues in every cycle; with overlap it is
+#: slowed by its own products and leaves slots (profiler samples on H200: 180 cycles from P V to Q K^T in order, 20 with overlap).
+SERIAL = ("k_wait", "v_wait")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class FA3:
     #: Causal tiles of most K/V blocks first (LPT), heads in sections that fit in L2; without it in the order of the others.
     longest_first: bool = True
     counts: str = "binary"
+    #: ``2024-07``: FP8 as first published (flash-attention 5018ac6a): without overlap, with larger tiles and other turns.
+    build: str = "released"
 
     @property
     def name(self) -> str:
@@ -65,7 +69,7 @@ class FA3:
         if self.counts == "binary":
             profile = kernel_profile(
                 "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, cluster=t.cluster,
-                causal=attention.causal,
+                causal=attention.causal, build=None if self.build == "released" else self.build,
             )  # fmt: skip
         b = Builder(name="fa3_fwd", registers=profile["registers"] if profile and t.specialized else t.launch_registers)
         _buffers(b, t, self.stages)
@@ -139,16 +143,16 @@ class _Consumer:
 
     def __init__(self, b: Builder, t: FA3Tile, schedule: FA3, w: int, profile: Mapping[str, Any] | None) -> None:
         self.b, self.t, self.w, self.profile = b, t, w, profile
-        self.overlap = schedule.intra_overlap
+        self.overlap = t.overlap
         self.loads = OwnLoads(b=b, t=t, w=w, stages=schedule.stages, behind=int(self.overlap), on=not t.specialized)
         self.pingpong = t.pingpong
         self.phases = {p["name"]: p for p in profile["phases"]} if profile else {}
         beside = self.phases.get("softmax_beside_pv", {}).get("xu")
-        if self.phases:  # without overlap the two parts of softmax are one
-            parts = [self.phases[name] for name in ("softmax_beside_pv", "softmax_after_pv")]
-            self.phases["softmax"] = {c: sum(p[c] for p in parts) for c in (*COUNTED, "stall_cycles")}
+        if profile and not self.overlap:
+            self.phases = in_order(t, self.phases)
         exponentials = t.block_kv / 2  # of a block, by one thread; its row scales come after P V
         self.beside = BESIDE if beside is None else beside / exponentials
+        self.with_max = self.phases["softmax_max"]["xu"] / exponentials if "softmax_max" in self.phases else 0.0
 
     def write(self) -> None:
         b, w = self.b, self.w
@@ -181,11 +185,16 @@ class _Consumer:
         """What the binary issues in the phase of this name, or ISSUE_GAP cycles a product."""
         p = self.phases.get(name) if on else None
         counts = {c: p[c] for c in COUNTED} if p else None
-        with self.b.phase(counts=counts, stall_cycles=p["stall_cycles"] if p else steps * ISSUE_GAP or None):
+        stall_cycles = p["stall_cycles"] if p else steps * ISSUE_GAP or None
+        serial, segments = name in SERIAL and not self.overlap, p.get("segments") if p else None
+        with self.b.phase(counts=counts, stall_cycles=stall_cycles, serial=serial, segments=segments):
             yield
 
-    def _wait(self, ring: str) -> None:
-        self.b.op("mbarrier_wait", barrier=f"{ring}_full", ring=ring)
+    def _wait(self, ring: str, on: bool = True) -> None:
+        if on:
+            self.b.op("mbarrier_wait", barrier=f"{ring}_full", ring=ring)
+        else:
+            self.b.op("branch")
 
     def _release(self, ring: str, barrier: str = "") -> None:
         """Tell the producer, if there is one, that what the ring's stage held is not read any more."""
@@ -211,14 +220,14 @@ class _Consumer:
             self.b.op("wgmma", writes=f"O{self.w}", reads=(f"P{self.w}", "Vs"), accumulate=True)
             self.b.op("mma_commit")
 
-    def _turn(self, on: bool) -> None:
-        if self.pingpong:
-            with self._phase("ping_pong_sync", on=on):
+    def _turn(self, phased: bool, on: bool = True) -> None:
+        if self.pingpong and on:
+            with self._phase("ping_pong_sync", on=phased):
                 self.b.op("named_sync", barrier=f"turn{self.w}")
 
-    def _next_turn(self, on: bool) -> None:
-        if self.pingpong:
-            with self._phase("ping_pong_arrive", on=on):
+    def _next_turn(self, phased: bool, on: bool = True) -> None:
+        if self.pingpong and on:
+            with self._phase("ping_pong_arrive", on=phased):
                 self.b.op("named_arrive", barrier=f"turn{(self.w + 1) % self.t.groups}")
 
     def _exponentials(self, share: tuple[float, float]) -> None:
@@ -248,8 +257,10 @@ class _Consumer:
             self._wait("k")
             self._qk(False)
             if not self.overlap:
-                self._next_turn(False)
+                self._next_turn(False, on=not self.t.scores_in_turn)
             b.op("mma_wait", arg=0)
+            if not self.overlap:
+                self._next_turn(False, on=self.t.scores_in_turn)
             self._release("k")
             self._mask(Index(arg="n_blocks", const=-1))
             b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
@@ -257,7 +268,8 @@ class _Consumer:
                 self._exponentials((0.0, 1.0))
                 self._pack()
         if not self.overlap:
-            self._own_pv(False)
+            self._own_pv(False, turn=not self.t.scores_in_turn)
+            self._turn(False, on=self.t.scores_in_turn and self.t.pv_in_turn)
 
     def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
         """One K/V block: Q K^T of block j, and P V of block j + 1 beside its softmax."""
@@ -265,12 +277,13 @@ class _Consumer:
         if not self.overlap:
             self._block_in_order(j, masked=masked, phased=phased)
             return
+        first = not self.pingpong or w == 0  # the others' turns come after the first one's waits
         with self._phase("k_wait", on=phased):
-            self._wait("k")
+            self._wait("k", on=first)
         self._turn(phased)
         self._qk(phased, scale=True)
         with self._phase("v_wait", on=phased):
-            self._wait("v")
+            self._wait("v", on=first)
         self._pv(phased)
         self._next_turn(phased)
         self.loads.go_on(j)
@@ -290,25 +303,31 @@ class _Consumer:
 
     def _block_in_order(self, j: Index, *, masked: bool, phased: bool) -> None:
         """Without intra-warpgroup overlap: Q K^T, softmax, P V; a warpgroup keeps its turn from P V to the next Q K^T."""
-        b, w = self.b, self.w
         with self._phase("k_wait", on=phased):
             self._wait("k")
+        self._turn(phased and not self.t.pv_in_turn, on=not self.t.pv_in_turn)
         self._qk(phased)
-        self._next_turn(phased)
+        self._next_turn(phased, on=not self.t.scores_in_turn)
         self.loads.go_on(j)
-        b.op("mma_wait", arg=0)
-        with self._phase("softmax", on=phased):
-            self._release("k")
-            if masked:
-                self._mask(j)
-            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
-            self._finish((0.0, 1.0))
-        self._own_pv(phased)
+        self.b.op("mma_wait", arg=0)
+        parts = ("softmax_max", "softmax") if "softmax_max" in self.phases else ("softmax", "")
+        with self._phase(parts[0] if not parts[1] else "", on=phased):
+            with self._phase(parts[0] if parts[1] else "", on=phased):
+                self._release("k")
+                if masked:
+                    self._mask(j)
+                self.b.op("row_max", writes=(f"m{self.w}", f"m_old{self.w}"), reads=f"S{self.w}")
+                if self.with_max:
+                    self._exponentials((0.0, self.with_max))
+            self._next_turn(phased, on=self.t.scores_in_turn)
+            with self._phase(parts[1], on=phased):
+                self._finish((self.with_max, 1.0))
+        self._own_pv(phased, turn=self.t.pv_in_turn)
 
-    def _own_pv(self, phased: bool) -> None:
+    def _own_pv(self, phased: bool, turn: bool) -> None:
         with self._phase("v_wait", on=phased):
             self._wait("v")
-        self._turn(phased)
+        self._turn(phased, on=turn)
         self._pv(phased)
         self.b.op("mma_wait", arg=0)
         self._release("v")
@@ -333,8 +352,8 @@ class _Consumer:
                 b.op("scale_rows", writes=f"O{w}", reads=f"scale{w}")
             self._wait("v")
             self._pv(False)
-        elif self.pingpong:
-            self._next_turn(False)
+        else:
+            self._next_turn(False, on=self.t.pv_in_turn)
         b.op("quad_sum", like=f"S{w}")
         if self.overlap:
             b.op("mma_wait", arg=0)
@@ -348,7 +367,7 @@ class _Consumer:
             b.op("convert", writes=f"Oout{w}", reads=f"O{w}")
             with b.when(Index(arg="n_blocks", const=-1)):
                 b.op("named_sync", barrier="epilogue")  # no warpgroup reads V any more
-                b.op("stmatrix", writes=f"Vs.O{w}", reads=f"Oout{w}")
+                b.op("stmatrix", writes=f"Vs.O{w}", reads=f"Oout{w}", halves=self.t.build is not None)
                 b.op("fence_async")
                 b.op("named_sync", barrier="epilogue")
                 b.op("tma_store", writes="O", reads=f"Vs.O{w}", index=rows(self.t, w), wait="read")

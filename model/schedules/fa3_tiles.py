@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
+from ..profiles import in_order_profile
 from ..program import Tensor, Tiles
 from .grid import ceil_div, kv_blocks, planes, qkv_tensors
 
@@ -28,6 +30,10 @@ TILES = {
     (192, True): (128, 160, 160),
     (256, True): (128, 128, 128),
 }
+#: FP8 of July 2024: head_dim -> (block_q, block_kv).
+FP8_2024 = {128: (128, 256), 256: (128, 128)}
+#: What a phase's counts are of, beside its products.
+COUNTED = ("fma", "alu", "xu", "lsu", "other")
 #: Consumer warpgroups -> registers per thread of the producer and of consumers after setmaxnreg.
 REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
 MOST_REGISTERS, REGISTER_FILE = 255, 65536  # a thread's, a multiprocessor's
@@ -50,6 +56,11 @@ class FA3Tile:
     rescale_first: bool
     longest_first: bool
     specialized: bool
+    overlap: bool
+    build: str | None
+    #: Without overlap: whether a turn begins at P V (else at Q K^T), and lasts until S is known (else until Q K^T is issued).
+    pv_in_turn: bool
+    scores_in_turn: bool
 
     @property
     def fp8(self) -> bool:
@@ -90,6 +101,12 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         raise ValueError(f"fa3 has no tile for head_dim {need}; the largest is 256: reduce head_dim")
     d = min(sizes)
     released_q, causal_kv, other_kv = TILES[d, fp8]
+    first = schedule.build == "2024-07"
+    if first:
+        _check_first(d, attention)
+        released_q, other_kv = FP8_2024[d]
+    elif schedule.build != "released":
+        raise ValueError(f"fa3 has no build {schedule.build!r}; it has released and 2024-07 (FP8 as published first): set one")
     block_q, block_kv = schedule.block_q or released_q, schedule.block_kv or (causal_kv if attention.causal else other_kv)
     step = 32 if fp8 else 16
     if block_q % 64 or not 64 <= block_q <= 192 or block_kv % step or not step <= block_kv <= 256:
@@ -104,7 +121,7 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
     cluster = schedule.cluster if schedule.warp_specialization else 1
     if cluster is None:
         even = ceil_div(attention.seqlen_q, block_q) % 2 == 0
-        cluster = 2 if even and not attention.causal and d >= 128 and (not fp8 or d == 192) else 1
+        cluster = 2 if even and not attention.causal and d >= 128 and (not fp8 or d == 192 or first) else 1
     if cluster not in (1, 2):
         raise ValueError(f"fa3 has cluster={cluster}; it must be 1 or 2: change cluster")
     if cluster == 2 and (attention.causal or ceil_div(attention.seqlen_q, block_q) % 2):
@@ -125,9 +142,21 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         longest_first=schedule.longest_first,
         rescale_first=not fp8 and d > 128 and schedule.intra_overlap,  # in order no product of Q K^T is under way to hide it
         specialized=schedule.warp_specialization,
+        overlap=schedule.intra_overlap and not first,
+        build=schedule.build if first else None,
+        pv_in_turn=not first or d == 128,
+        scores_in_turn=first,
     )
     _check_accumulators(t)
     return t
+
+
+def _check_first(head_dim: int, attention: Attention) -> None:
+    if attention.dtype != "fp8" or attention.causal or head_dim not in FP8_2024:
+        raise ValueError(
+            f"fa3's build 2024-07 was read for FP8 without a mask at head_dim 128 and 256, got {attention.dtype}, head_dim"
+            f" {head_dim}, causal={attention.causal}: set build=released"
+        )
 
 
 def _check_accumulators(t: FA3Tile) -> None:
@@ -187,3 +216,14 @@ def grid(gpu: GPU, attention: Attention, t: FA3Tile) -> Tiles:
     names = ("plane_q", "plane_kv", "q_block", "n_blocks", "n_masked", "n_full")
     values = np.stack([plane_q, plane_kv, q_block, needed, rest, np.maximum(needed - 1 - rest, 0)], axis=1)
     return Tiles(names=names, values=values)
+
+
+def in_order(t: FA3Tile, overlapped: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Phases of the loop without overlap: of its own binary, or where none was read the overlapped one's with softmax in one."""
+    own = in_order_profile(
+        "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, build=t.build
+    )
+    if own:
+        return {phase["name"]: phase for phase in own["phases"]}
+    parts = [overlapped[name] for name in ("softmax_beside_pv", "softmax_after_pv")]
+    return {**overlapped, "softmax": {c: sum(p[c] for p in parts) for c in (*COUNTED, "stall_cycles")}}

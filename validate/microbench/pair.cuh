@@ -75,6 +75,13 @@ inline void measure_pair_of_two(int a, int b, const StreamInputs& inputs) {
     print_row("pair", pair_name(b) + "|" + pair_name(a), 2, "2b_beside_a", both, stream_unit(b));
 }
 
+// One dependent chain of A beside a warp of B: what an instruction that must wait for the one before it loses to B's turns.
+inline void measure_chain_beside(int a, int b, const StreamInputs& inputs) {
+    Roles roles;
+    roles.add(a).add(b);
+    print_row("pair", pair_name(a) + "_chain|" + pair_name(b), 1, "chain", cycles_per_inst(roles, inputs)[0], stream_unit(a));
+}
+
 inline void measure_pair(const Device&) {
     StreamInputs inputs;
     DeviceArray<WarpTime> times(8);
@@ -90,4 +97,7 @@ inline void measure_pair(const Device&) {
     }
     for (int a : {int(kHmma8), int(kSoftmaxMix)})
         for (int b : kPairStreams) measure_pair_of_two(a, b, inputs);
+    for (int a : {int(kFaddLat), int(kFmnmxLat)})
+        for (int b : {int(kFfma), int(kFmnmx), int(kEx2), int(kEx2Ffma), int(kMixInterleaved), int(kSoftmaxMix), int(kRescaleMix)})
+            measure_chain_beside(a, b, inputs);
 }

@@ -3,7 +3,7 @@
 
 #include "harness.cuh"
 
-enum SyncKind { kSyncThreads, kNamedBarrier, kPingPong, kMbarrierPingPong, kMbarrierSelf };
+enum SyncKind { kSyncThreads, kNamedBarrier, kPingPong, kMbarrierPingPong, kMbarrierSelf, kMbarrierOver };
 
 constexpr int kSyncRounds = 512;
 
@@ -49,6 +49,7 @@ __device__ __forceinline__ void sync_round(int group, int side, int round, uint3
         mbarrier_arrive(mbarriers);
         mbarrier_wait(mbarriers, round & 1);
     }
+    if constexpr (kKind == kMbarrierOver) mbarrier_wait(mbarriers, 1); // the phase before the first: over from the start
 }
 
 template <int kKind>
@@ -99,4 +100,5 @@ inline void measure_sync(const Device& device) {
     sync_case<kMbarrierPingPong>("mbarrier_round_trip", 2, 1, "other_smsp", cycles);
     sync_case<kMbarrierPingPong>("mbarrier_round_trip", 2, 4, "same_smsp", cycles, 8);
     sync_case<kMbarrierSelf>("mbarrier_arrive_wait_self", 1, 0, "", cycles);
+    for (int warps : {1, 4, 8}) sync_case<kMbarrierOver>("mbarrier_wait_over", warps, 0, "", cycles);
 }
