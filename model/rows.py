@@ -17,7 +17,7 @@ MMA_WEIGHT = 6
 #: Which instruction stands for a binary's extra work in each pipe (moves, address arithmetic, loop control).
 EXTRA_INSTRUCTION = {
     "fma": "mov", "alu": "int_alu", "other": "control", "lsu": "control", "xu": "ex2", "stl": "stl", "ldl": "ldl",
-    "ldl_far": "ldl_far", "stall": "stall",
+    "ldl_far": "ldl_far", "off": "fmul_off", "stall": "stall",
 }  # fmt: skip
 
 OPCODE, BUNDLE, COUNT, ARG, BYTES, TENSOR, INDEX, JUMP, STATEMENT, BARRIER, RING = range(len(CODE_COLUMNS))
@@ -113,7 +113,7 @@ class Rows:
                 due = round(n * passed / total) - given[counter]
                 if due > 0:
                     given[counter] += due
-                    added.append(self._issue(((EXTRA_INSTRUCTION[counter], 1),), due, -1, row[STATEMENT]))
+                    added.append(self.issue(((EXTRA_INSTRUCTION[counter], 1),), due, -1, row[STATEMENT]))
         self.replace(start, edited)
 
     def pad(self, start: int, stall_cycles: float) -> None:
@@ -122,6 +122,16 @@ class Rows:
         Dependences of fixed latency are in those counts, so the waits for them go, but for those on a shuffle's result or
         on what tensor memory transfers.
         """
+        self.release(start)
+        products = self._products()
+        asynchronous = any(row[BUNDLE] in products for row in self.code[start:])
+        ideal = self.ideal(start)
+        issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
+        if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
+            self.spread(start, {"stall": max(0.0, stall_cycles - issued)}, products=asynchronous)
+
+    def release(self, start: int) -> None:
+        """Take away the waits of fixed latency from ``start`` on: where stall counts were read, they hold the warp."""
         kept: Edited = []
         shuffled = transferred = False
         for row in self.code[start:]:
@@ -132,12 +142,6 @@ class Rows:
             kept.append([] if row[OPCODE] == DEPEND and not (shuffled or transferred) else [row])
             transferred &= row[OPCODE] != DEPEND
         self.replace(start, kept)
-        products = self._products()
-        asynchronous = any(row[BUNDLE] in products for row in self.code[start:])
-        ideal = self.ideal(start)
-        issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
-        if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
-            self.spread(start, {"stall": max(0.0, stall_cycles - issued)}, products=asynchronous)
 
     def pack(self) -> None:
         """Turn each run of instructions between waits into bundles of about BUNDLE_WEIGHT issue cycles, evenly mixed."""
@@ -173,7 +177,7 @@ class Rows:
         """The bundles that are products of a warpgroup or of a CTA."""
         return {number for number, own in enumerate(self.contents) if own.product}
 
-    def _issue(self, bundle: Bundle, times: int, board: int, statement: int) -> list[int]:
+    def issue(self, bundle: Bundle, times: int, board: int, statement: int) -> list[int]:
         return [ISSUE, self.bundle(bundle), times, board, 0, -1, -1, -1, statement, -1, -1]
 
     def _mixed(self, rows: list[list[int]], board: int) -> list[list[int]]:
