@@ -56,7 +56,7 @@ class Placement:
         missing is added. All but the products then takes a lone warp the stall cycles, or more."""
         have, sown = self._issued(), Sown([], [], [])
         for counter in MOVED:
-            want = [round(p.get(counter, 0)) - (p.get("off", 0) if counter == "fma" else 0) for p in parts]
+            want = [round(p.get(counter, 0) - (p.get("off", 0) if counter == "fma" else 0)) for p in parts]
             missing = [max(0, w - h[counter]) for w, h in zip(want, have, strict=True)]
             spare = have[BETWEEN][counter] - want[BETWEEN]
             for to in (VALUES, SCORES):
