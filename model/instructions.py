@@ -81,6 +81,8 @@ _ROWS = (
     _row("ffma", "fma", "fma", "FFMA"),
     _row("fmul", "fma", "fma", "FMUL"),
     _row("fadd", "fma", "fma", "FADD"),
+    # turned off by its predicate: issued and counted; one or two beside an HMMA cost nothing (validate/data/h200_mma_mix.csv)
+    _row("fmul_off", "fma", "fma", "@!P FMUL", cost="fmul"),
     _row("imad", "fma", "fma", "IMAD"),
     _row("mov", "fma", "fma", "IMAD.MOV.U32"),
     _row("fmnmx", "alu", "alu", "FMNMX"),

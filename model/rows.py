@@ -17,7 +17,7 @@ MMA_WEIGHT = 6
 #: Which instruction stands for a binary's extra work in each pipe (moves, address arithmetic, loop control).
 EXTRA_INSTRUCTION = {
     "fma": "mov", "alu": "int_alu", "other": "control", "lsu": "control", "xu": "ex2", "stl": "stl", "ldl": "ldl",
-    "ldl_far": "ldl_far", "stall": "stall",
+    "ldl_far": "ldl_far", "off": "fmul_off", "stall": "stall",
 }  # fmt: skip
 
 OPCODE, BUNDLE, COUNT, ARG, BYTES, TENSOR, INDEX, JUMP, STATEMENT, BARRIER, RING = range(len(CODE_COLUMNS))
@@ -119,7 +119,7 @@ class Rows:
                 due = round(n * passed / total) - given[counter]
                 if due > 0:
                     given[counter] += due
-                    extra_row = self._issue(((EXTRA_INSTRUCTION[counter], 1),), due, -1, row[STATEMENT])
+                    extra_row = self.issue(((EXTRA_INSTRUCTION[counter], 1),), due, -1, row[STATEMENT])
                     added.insert(len(added) - own.asks, extra_row)  # an mbarrier's address comes before its try
         self.replace(start, edited)
 
@@ -129,6 +129,16 @@ class Rows:
         Dependences of fixed latency are in those counts, so the waits for them go, but for those on a shuffle's result, on
         what tensor memory transfers and on an mbarrier's answer.
         """
+        self.release(start)
+        products = self._products()
+        asynchronous = any(row[BUNDLE] in products for row in self.code[start:])
+        ideal = self.ideal(start)
+        issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
+        if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
+            self.spread(start, {"stall": max(0.0, stall_cycles - issued)}, products=asynchronous)
+
+    def release(self, start: int) -> None:
+        """Take away the waits of fixed latency from ``start`` on: where stall counts were read, they hold the warp."""
         kept: Edited = []
         shuffled = transferred = False
         for row in self.code[start:]:
@@ -139,12 +149,6 @@ class Rows:
             kept.append([] if row[OPCODE] == DEPEND and not (shuffled or transferred) else [row])
             transferred &= row[OPCODE] != DEPEND
         self.replace(start, kept)
-        products = self._products()
-        asynchronous = any(row[BUNDLE] in products for row in self.code[start:])
-        ideal = self.ideal(start)
-        issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
-        if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
-            self.spread(start, {"stall": max(0.0, stall_cycles - issued)}, products=asynchronous)
 
     def line_up(self, start: int) -> None:
         """Issue what is not a product from ``start`` on one instruction at a time, since each waits for the one before it: after
@@ -169,7 +173,7 @@ class Rows:
         stalls, out = sum(n for name, n, _ in each_of if name == "stall"), []
         for i, (name, board, statement) in enumerate(steps):
             own = stalls * (i + 1) // len(steps) - stalls * i // len(steps)
-            out.append(self._issue(((name, 1), *((("stall", own),) if own else ())), 1, board, statement))
+            out.append(self.issue(((name, 1), *((("stall", own),) if own else ())), 1, board, statement))
         self.single += out
         return out
 
@@ -214,7 +218,7 @@ class Rows:
         """The bundles that are products of a warpgroup or of a CTA."""
         return {number for number, own in enumerate(self.contents) if own.product}
 
-    def _issue(self, bundle: Bundle, times: int, board: int, statement: int) -> list[int]:
+    def issue(self, bundle: Bundle, times: int, board: int, statement: int) -> list[int]:
         return [ISSUE, self.bundle(bundle), times, board, 0, -1, -1, -1, statement, -1, -1]
 
     def _mixed(self, rows: list[list[int]], board: int, segments: Segments | None) -> list[list[int]]:

@@ -22,6 +22,8 @@ import numpy as np
 from .attention import Attention
 from .gpu import GPU
 from .ops import OPS
+from .placement import Parts, Placement
+from .profiles import Usual
 from .program import CODE_COLUMNS, Barrier, Buffer, Index, Opcode, Program, Ring, Role, Statement, Tensor, Tiles
 from .rows import DEPEND, ISSUE, JUMP, OPCODE, Rows, Segments
 
@@ -218,6 +220,16 @@ class Builder:
             self.rows.line_up(start)
         if segments:
             self.rows.arrange(start, segments)
+
+    @contextmanager
+    def placed(self, parts: Parts | Usual | None) -> Iterator[None]:
+        """A loop's body that begins and ends with products (S, then P V), its vector work where a compiler puts it: where the
+        binary has it, or where one that was not read usually would. None: in the order of the ops."""
+        start = len(self.rows)
+        yield
+        if parts is not None:
+            placement = Placement(self.rows, start, {i for i, s in enumerate(self.statements) if s.kind == "mask"})
+            placement.apply(placement.usual(parts) if isinstance(parts, Usual) else parts)
 
     @contextmanager
     def when(self, index: Index) -> Iterator[None]:

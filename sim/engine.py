@@ -230,7 +230,7 @@ def _zeros() -> IntArray:
 def _vector(kind: Instruction, gpu: GPU) -> IntArray:
     """What one instruction costs, columns BUNDLE_COLUMNS but for SMEM and path. All but the result adds up."""
     row = _zeros()
-    if kind.name == "stall":
+    if kind.name in ("stall", "fmul_off"):
         row[GAP] = ticks(1)
         return row
     pipe = PIPES.index(kind.pipe)

@@ -1,4 +1,4 @@
-"""FA2's registers and tiles: what its binaries use and spill, the usual overhead of a build, tiles in the order measured."""
+"""FA2's registers and tiles: what its binaries use and spill, and tiles in the order measured."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ import pytest
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
-from flashsim.model.instructions import INSTRUCTIONS
-from flashsim.model.profiles import BUILD_OVERHEAD
-from flashsim.model.program import Opcode, Program
-from flashsim.model.rows import BUNDLE, COUNT, JUMP, OPCODE
 from flashsim.model.schedules import get_schedule
+from flashsim.model.schedules.fa2 import BUILDS
 from flashsim.model.schedules.fa2_tiles import MOST_REGISTERS, STATE_REGISTERS, FA2Tile, demand, l1_holds
 from flashsim.model.tiling import Footprint, occupancy
 from flashsim.sim.predict import Result, simulate
 
-PROFILES: list[dict[str, Any]] = tomllib.loads((resources.files("flashsim.model.profiles") / "fa2.toml").read_text())["loop"]
+FILES = [resources.files("flashsim.model.profiles") / f"fa2_{build}.toml" for build in BUILDS]
+PROFILES: list[dict[str, Any]] = [row for file in FILES for row in tomllib.loads(file.read_text())["loop"]]
 RELEASED = [row for row in PROFILES if "stack_bytes" not in row]
 CHIPS = {"sm_80": "a100-80gb", "sm_90": "h100"}
 DATA = Path(str(resources.files("flashsim.validate"))) / "data"
@@ -30,31 +28,6 @@ DATA = Path(str(resources.files("flashsim.validate"))) / "data"
 
 def tile_of(row: dict[str, Any]) -> FA2Tile:
     return FA2Tile(block_q=row["block_q"], block_kv=row["block_kv"], warps=row["warps"], head_dim=row["head_dim"])
-
-
-def issued(program: Program) -> dict[str, int]:
-    """Instructions by counter in a trip of the last loop."""
-    start = [i for i, row in enumerate(program.code) if row[OPCODE] == Opcode.LOOP][-1]
-    counts: dict[str, int] = {}
-    for row in program.code[start : program.code[start][JUMP]]:
-        if row[OPCODE] == Opcode.ISSUE:
-            for name, n in program.bundles[row[BUNDLE]]:
-                counter = INSTRUCTIONS[name].counter
-                counts[counter] = counts.get(counter, 0) + n * int(row[COUNT])
-    return counts
-
-
-@pytest.mark.parametrize("build", BUILD_OVERHEAD)
-@pytest.mark.parametrize("pipe", ["fma", "alu"])
-def test_the_usual_overhead_is_the_median_of_the_builds_binaries(build: str, pipe: str) -> None:
-    ratios = []
-    for row in (r for r in RELEASED if r["build"] == build and r["architecture"] == "sm_90"):
-        a = Attention(batch=1, heads_q=1, seqlen_q=512, head_dim=row["head_dim"])
-        fields = {name: row[name] for name in ("block_q", "block_kv", "warps")}
-        (program,) = get_schedule("fa2", counts="ideal", **fields).lower(load_gpu(CHIPS[row["architecture"]]), a)
-        ratios.append(row["per_block"][pipe] / issued(program)[pipe])
-    assert len(ratios) == 6
-    assert median(ratios) == pytest.approx(BUILD_OVERHEAD[build][pipe], abs=0.05)
 
 
 def test_state_registers_are_the_median_of_the_binaries_clear_of_the_limit() -> None:
@@ -89,9 +62,9 @@ def test_a_frame_that_l1_does_not_hold_comes_back_from_l2() -> None:
     assert {name for bundle in near.bundles for name, _ in bundle} & {"ldl", "ldl_far", "stl"} == {"ldl", "stl"}
 
 
-def of_tile(gpu: str, head_dim: int, block_q: int, block_kv: int, warps: int) -> Result:
+def of_tile(gpu: str, head_dim: int, block_q: int, block_kv: int, warps: int, build: str = "flash-attn") -> Result:
     a = Attention(batch=8, heads_q=32, seqlen_q=2048, head_dim=head_dim, dtype="fp16")
-    schedule = get_schedule("fa2", build="flash-attn", block_q=block_q, block_kv=block_kv, warps=warps)
+    schedule = get_schedule("fa2", build=build, block_q=block_q, block_kv=block_kv, warps=warps)
     return simulate(schedule, load_gpu(gpu), a)
 
 
@@ -109,17 +82,17 @@ def test_tiles_are_in_the_order_measured_on_an_h200(head_dim: int) -> None:
 
 
 def test_the_released_tiles_are_the_best_on_an_a100_and_spills_the_worst() -> None:
-    """flash_fwd_launch_template.h, head_dim 64, N=2048: 2 warps 5 % slower, 8 warps 18 %, 64x256 27 %, 256x64 85 % (spills);
-    head_dim 128: 8 warps 28 % slower, as 128x128 and as 256x64."""
-    others = {(64, 128, 2): 0.05, (128, 128, 8): 0.18, (64, 256, 4): 0.27, (256, 64, 4): 0.85}
-    own = of_tile("a100-80gb", 64, 128, 128, 4).cycles
-    slower = {key: of_tile("a100-80gb", 64, *key).cycles / own - 1 for key in others}
-    assert all(share > 0 for share in slower.values())
-    assert max(slower, key=lambda k: slower[k]) == (256, 64, 4)
-    assert slower[256, 64, 4] > 2 * max(share for key, share in slower.items() if key != (256, 64, 4))
-    assert slower[128, 128, 8] > slower[64, 128, 2]
-    wide = of_tile("a100-80gb", 128, 128, 64, 4).cycles
-    assert all(of_tile("a100-80gb", 128, *key).cycles > wide for key in ((128, 128, 8), (256, 64, 8)))
+    """flash_fwd_launch_template.h, head_dim 64, N=2048: 8 warps 18 % slower, 64x256 27 %, 256x64 85 % (spills); head_dim 128: 8
+    warps 28 % slower, as 128x128 and as 256x64. By the compiler of that time; at head_dim 64 in time: a tile that keeps the
+    tensor cores busier runs at a lower clock."""
+    own = of_tile("a100-80gb", 64, 128, 128, 4, build="flash-attn-2.0").ms
+    others = [(128, 128, 8), (64, 256, 4), (256, 64, 4)]
+    slower = [of_tile("a100-80gb", 64, *tile, build="flash-attn-2.0").ms / own - 1 for tile in others]
+    assert slower == sorted(slower)
+    assert slower[0] > 0.1
+    assert slower[-1] > 2 * slower[-2]
+    wide = of_tile("a100-80gb", 128, 128, 64, 4, build="flash-attn-2.0").cycles
+    assert all(of_tile("a100-80gb", 128, *tile, build="flash-attn-2.0").cycles > wide for tile in ((128, 128, 8), (256, 64, 8)))
 
 
 def test_register_counts_share_their_code_where_the_same_ctas_fit() -> None:

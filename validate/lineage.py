@@ -48,6 +48,7 @@ _NARROW = Attention(batch=2, heads_q=32, seqlen_q=8192, head_dim=64)
 _NOT_EMULATED = (("exp2_emulation", 0.0),)
 _PACKAGE = (("build", "flash-attn"),)
 _FP8_PAPER = (("persistent", False), ("build", "2024-07"))
+_FIRST_RELEASE = (("build", "flash-attn-2.0"),)
 
 ENTRIES = (
     Entry(
@@ -65,7 +66,7 @@ ENTRIES = (
     ),
     Entry(
         generation="FA2, best, A100", schedule="fa2", gpu="a100-80gb", attention=replace(_LONG, dtype="fp16"), published=230.0,
-        clock="power", source="FA2 paper: up to 230 TFLOP/s, shape not given", switches=_PACKAGE,
+        clock="power", source="FA2 paper: up to 230 TFLOP/s, shape not given", switches=_FIRST_RELEASE,
     ),
     Entry(
         generation="FA2, H100", schedule="fa2", gpu="h100", attention=_LONG, published=370.0, clock=1830.0,

@@ -18,7 +18,7 @@ PIPES = ("fma", "alu", "xu", "tensor", "lsu", "other")
 WARP_REGISTER_BYTES = 128  # what a warp's STL writes per 32-bit register: 32 lanes x 4 B
 
 #: The pipe that executes an opcode (its part before the first dot), as Nsight Compute's ``smsp__inst_executed_pipe_*`` counts
-#: them (Nsight Compute manual, "Pipelines"; checked against the counters of fa2.toml). Opcodes not listed are "other":
+#: them (Nsight Compute manual, "Pipelines"; checked against the counters of fa2_pytorch.toml). Opcodes not listed are "other":
 #: branches, barriers, the uniform datapath, constant and special-register reads, no-ops.
 OPCODES: Mapping[str, str] = {
     name: pipe

@@ -13,18 +13,38 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-LOCAL_STORE_BYTES = 128  # a warp's STL: 32 lanes x 4 B
+
+@dataclass(frozen=True, kw_only=True)
+class Usual:
+    """What the loops of a build's binaries have in common: executed over ideal instructions by pipe (moves and address arithmetic
+    run on the FMA and ALU pipes); the share of softmax's instructions that stands among the products of P V; and cycles of stall
+    counts per instruction that is no product, beside Q K^T, between the products and beside P V; and instructions that predicates
+    turn off (of the FMA pipe's) per exponential."""
+
+    overhead: Mapping[str, float]
+    late: Mapping[str, float]
+    stalls: tuple[float, float, float]
+    off: float
 
 
-#: Executed over ideal instructions in the loops of six FlashAttention-2 binaries a build (fa2.toml, sm_90, head_dim 32 to 256),
-#: the median by pipe: moves and address arithmetic run on the FMA and ALU pipes. Assumed for loops whose binary was not read.
-BUILD_OVERHEAD = {"pytorch": {"fma": 1.8, "alu": 2.1}, "flash-attn": {"fma": 1.0, "alu": 1.4}}
+#: Medians of six FlashAttention-2 binaries a build (fa2_*.toml, sm_90, head_dim 32 to 256). Assumed for loops whose binary was
+#: not read.
+USUAL = {
+    "pytorch": Usual(
+        overhead={"fma": 1.8, "alu": 2.1}, late={"fma": 0.58, "alu": 0.46, "xu": 0.71}, stalls=(3.2, 1.5, 1.4),
+        off=2,
+    ),
+    "flash-attn": Usual(
+        overhead={"fma": 1.0, "alu": 1.4}, late={"fma": 0.53, "alu": 0.29, "xu": 0.73}, stalls=(3.4, 1.65, 2.05),
+        off=0,
+    ),
+}  # fmt: skip
 TYPICAL = {
-    build: f"assumed: vector instructions with the usual overhead of a compiler (median of six binaries, {build}, in fa2.toml)"
-    for build in BUILD_OVERHEAD
+    build: f"assumed: vector instructions as a compiler usually adds and places them (median of six FA2 binaries, {build})"
+    for build in USUAL
 }
 #: Of a kernel whose own build is not known either.
-TYPICAL_OVERHEAD = BUILD_OVERHEAD["pytorch"]
+TYPICAL_OVERHEAD = USUAL["pytorch"].overhead
 
 
 def origin(label: str) -> str:
@@ -35,17 +55,15 @@ def origin(label: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopCounts:
-    """Warp instructions per warp and K/V block by counter (fma, alu, xu, tensor, lsu, other), registers per thread, the
-    bytes of local memory a warp writes per K/V block (register spills, they go through to L2: instruction ``stl``), and those it
-    keeps in all (``local_bytes``); ``frame_bytes``: local memory a thread, where it is worth asking whether L1 holds it;
-    ``stall_cycles``: the sum of the compiler's stall counts."""
+    """What a compiled loop issues per warp and K/V block but for products, in its three ``parts`` (:mod:`..placement`): by
+    counter (fma, alu, xu, lsu, other), registers spilled (``stl``, ``ldl``) and stall cycles. ``registers`` per thread;
+    ``local_bytes``: local memory of a warp; ``frame_bytes``: of a thread, where it is worth asking whether L1 holds it."""
 
     label: str
     registers: int
-    per_block: Mapping[str, float]
+    parts: tuple[Mapping[str, float], ...]
     local_bytes: int = 0
     frame_bytes: int = 0
-    stall_cycles: float | None = None
 
 
 @cache
@@ -55,27 +73,33 @@ def _file(kernel: str) -> dict[str, Any]:
 
 
 def loop_counts(
-    kernel: str, architecture: str, head_dim: int, block_q: int, block_kv: int, warps: int, build: str | None = None
+    kernel: str, architecture: str, head_dim: int, block_q: int, block_kv: int, warps: int, build: str
 ) -> LoopCounts | None:
-    """The binary's counts for this kernel, architecture, tile and (where several were read) build; None where none was read."""
-    for row in _file(kernel)["loop"]:
+    """What the binary of this kernel and build issues (``{kernel}_{build}.toml``); None where it was not read."""
+    for row in _file(f"{kernel}_{build}")["loop"]:
         key = (row["architecture"], row["head_dim"], row["block_q"], row["block_kv"], row["warps"])
-        if key == (architecture, head_dim, block_q, block_kv, warps) and build in (None, row.get("build")):
-            spills = row["spill_bytes"] / LOCAL_STORE_BYTES
-            per_block = row["per_block"] | {"lsu": row["per_block"]["lsu"] - row.get("local_accesses", spills), "stl": spills}
-            if "refill_bytes" in row:
-                per_block["ldl"] = row["refill_bytes"] / LOCAL_STORE_BYTES
+        if key == (architecture, head_dim, block_q, block_kv, warps):
             frame = row.get("stack_bytes", 0)
-            label = f"{row['kind']}: {row['source']}"
             return LoopCounts(
-                label=label,
+                label=f"{row['kind']}: {row['source']}",
                 registers=row["registers"],
-                per_block=MappingProxyType(per_block),
+                parts=_parts(row),
                 local_bytes=32 * frame or row.get("spill_once_bytes", 0) + row["spill_bytes"],
                 frame_bytes=frame,
-                stall_cycles=row.get("stall_cycles"),
             )
     return None
+
+
+def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, float], ...]:
+    """The loop's parts; where a kernel was counted (``per_block``), in these proportions."""
+    parts: list[dict[str, float]] = [dict(row[name]) for name in ("scores", "softmax", "values")]
+    if row["kind"] == "counter":
+        counted = row["per_block"] | {"lsu": row["per_block"]["lsu"] - sum(p.get(c, 0) for p in parts for c in ("stl", "ldl"))}
+        for counter in ("fma", "alu", "xu", "lsu", "other"):
+            total = sum(p.get(counter, 0) for p in parts)
+            for p in parts:
+                p[counter] = p.get(counter, 0) * counted[counter] / total
+    return tuple(MappingProxyType(p) for p in parts)
 
 
 def kernel_profile(kernel: str, **keys: Any) -> Mapping[str, Any] | None:

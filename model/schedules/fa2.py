@@ -17,7 +17,8 @@ import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..profiles import BUILD_OVERHEAD, TYPICAL, LoopCounts, loop_counts
+from ..placement import Parts
+from ..profiles import TYPICAL, USUAL, LoopCounts, Usual, loop_counts
 from ..program import Index, Program
 from ..schedule import Builder
 from ..tiling import Footprint
@@ -25,7 +26,8 @@ from .fa2_tiles import MOST_REGISTERS, Demand, FA2Tile, demand, grid, l1_holds, 
 from .grid import head_grid, qkv_tensors
 
 NAME = "fa2_fwd"
-BUILDS = tuple(BUILD_OVERHEAD)
+#: Compiled kernels, and whose usual loop stands in where one was not read.
+BUILDS = {"pytorch": "pytorch", "flash-attn": "flash-attn", "flash-attn-2.0": "flash-attn"}
 SPLITS = ("q", "k")
 
 
@@ -47,7 +49,8 @@ class FA2:
     deferred_divide: bool = True
     registers: int | None = None
     counts: str = "binary"
-    #: Whose compiled kernel: "pytorch" (in PyTorch 2.11, without fast math), or "flash-attn" (the package, with it).
+    #: Whose compiled kernel: "pytorch" (in PyTorch 2.11, without fast math), "flash-attn" (the package, with it) or
+    #: "flash-attn-2.0" (its first release, by the compiler of the time).
     build: str = "pytorch"
 
     @property
@@ -90,7 +93,7 @@ def _kernel(schedule: FA2, architecture: str, attention: Attention, far: bool) -
     return b.build(
         tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
         tiles=(grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
-        profile=profile.label if profile else TYPICAL[schedule.build] if schedule.counts == "binary" else "ideal",
+        profile=profile.label if profile else TYPICAL[BUILDS[schedule.build]] if schedule.counts == "binary" else "ideal",
         local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
     )
 
@@ -159,12 +162,10 @@ class _Step:
         self, b: Builder, t: FA2Tile, schedule: FA2, profile: LoopCounts | None, needs: Demand, *, far: bool
     ) -> None:
         self.b, self.t, self.deferred, self.far = b, t, schedule.deferred_divide, far
-        self.overhead = BUILD_OVERHEAD[schedule.build] if schedule.counts == "binary" else None
-        self.spills = (0, 0) if profile else (needs.under_scores, needs.under_softmax)  # a binary's counts hold what it spills
-        self.stalls = profile.stall_cycles if profile else None
-        self.counts = dict(profile.per_block) if profile else None
-        if self.counts and far:
-            self.counts["ldl_far"] = self.counts.pop("ldl", 0)
+        self.spills = (0, 0) if profile else (needs.under_scores, needs.under_softmax)  # a binary's parts hold what it spills
+        self.parts: Parts | Usual | None = USUAL[BUILDS[schedule.build]] if schedule.counts == "binary" else None
+        if profile:
+            self.parts = [{"ldl_far" if far and c == "ldl" else c: n for c, n in p.items()} for p in profile.parts]
 
     def begin(self, q: Index, *, first: Index, seen: Index) -> None:
         """The Q block, and (where ``seen`` >= 0) the first of its K blocks, on their way."""
@@ -179,8 +180,8 @@ class _Step:
 
     @contextmanager
     def loop(self, trips: Index) -> Iterator[None]:
-        """K/V blocks, with what the compiled loop issues."""
-        with self.b.loop("i", trips, counts=self.counts, overhead=self.overhead, stall_cycles=self.stalls):
+        """K/V blocks, with what the compiled loop issues, and where."""
+        with self.b.loop("i", trips), self.b.placed(self.parts):
             yield
 
     def block(self, j: Index, *, following: Index, needed: tuple[Index, ...], masks: tuple[Index | None, ...], q: Index) -> None:

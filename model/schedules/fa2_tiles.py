@@ -30,7 +30,7 @@ TILE_256_SM90 = (64, 64, 4)
 #: (32 KB with four warps), so that two CTAs still fit on an SM.
 SPLIT_K_OUTPUT = 2048
 #: Registers a thread beside accumulators, P and one k-step's fragments: addresses, row statistics, loop state. The median of what
-#: the six binaries in profiles/fa2.toml use that keep clear of the limit (head_dim 192 and 256).
+#: the six binaries in profiles/fa2_*.toml use that keep clear of the limit (head_dim 192 and 256).
 STATE_REGISTERS = 45
 MOST_REGISTERS = 255
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class TritonTile:
     stages: int
     element: int
     warp_specialize: bool
-    overhead: dict[str, float] | None
+    overhead: Mapping[str, float] | None
 
     @property
     def ahead(self) -> int:
