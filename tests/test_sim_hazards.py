@@ -101,7 +101,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
         "warp_specialize": [False, True],
     },
     "fa4": {"block_kv": [64, 128], "q_stages": [None, 1, 2], "kv_stages": [None, 2, 3], "cta_pair": [None, False, True]},
-    "gluon": {"kv_stages": [None, 2], "cta_pair": [None, True]},
+    "gluon": {"kv_stages": [None, 2], "counts": ["binary", "ideal"]},
 }  # fmt: skip
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
 HOMES = {"fa3": ("h100", "h100-pcie", "h200"), "fa4": BLACKWELL, "gluon": BLACKWELL}

@@ -1,7 +1,7 @@
 """Gluon's attention kernel for Blackwell (triton-lang/triton, python/examples/gluon/01-attention-forward.py), forward.
 
-As it was from October 2025 to March 2026, when the FA4 paper measured it. FA4's roles and tiles in the hands of Triton's compiler,
-without what that paper added: all exponentials run on the MUFU, the correction warps rescale O in every block, and P is handed
+As it was from October 2025 to March 2026, when the FA4 paper measured it. FA4's roles and tiles in the hands of Triton's
+compiler, without what that paper added: all exponentials run on the MUFU, the correction warps rescale O in every block, and P is handed
 over whole. What one thread stores for another passes a barrier of its warpgroup, several a block. The row's factor passes
 through tensor memory, in S's place, and so do its sum and maximum at a tile's end: the softmax warps wait for the tile's last
 product, store them, and wait until the correction warps have read them; only then may the next tile's scores be written. All
@@ -22,7 +22,7 @@ from ..schedule import Builder
 from .fa2 import check_counts
 from .fa4_correction import advance, counted
 from .gluon_softmax import Correction, Softmax, rows
-from .gluon_tiles import BLOCK_KV, LANES, GluonTile, grid, tensors, tile
+from .gluon_tiles import BLOCK_KV, LANES, O_BYTES, GluonTile, grid, tensors, tile
 
 #: Registers of softmax, correction and the other warps: what warp_specialize asks for, and what that leaves of 16 warps of 128.
 REGISTERS = (192, 104, 24)
@@ -65,11 +65,10 @@ def _write(attention: Attention, t: GluonTile, profile: Mapping[str, Any] | None
     b = Builder(name="gluon_fwd", registers=128)
     _buffers(b, t)
     with b.role("correction", warps=4, registers=correction):
-        _allocate(b, t)
+        _initialise(b, t)
         Correction(b, t, profile).write()
         with b.ending():
-            b.op("named_sync", barrier="join")
-            b.op("tmem_free")
+            b.op("named_arrive", barrier="join")
     masks = bool(tiles.column("n_masked").any())
     for w in range(2):
         with b.role(f"softmax{w}", warps=4, registers=softmax):
@@ -78,10 +77,12 @@ def _write(attention: Attention, t: GluonTile, profile: Mapping[str, Any] | None
             with b.ending():
                 b.op("named_arrive", barrier="join")
     with b.role("mma", warps=1, registers=other):
+        b.op("tmem_alloc")
         _begin(b)
         _Products(b, t, profile).write()
         with b.ending():
-            b.op("named_arrive", barrier="join")
+            b.op("named_sync", barrier="join")
+            b.op("tmem_free")
     with b.role("load", warps=1, registers=other):
         _begin(b)
         _load(b, t)
@@ -128,7 +129,7 @@ def _buffers(b: Builder, t: GluonTile) -> None:
         for name in ("p_full", "o_rescaled", "stats_full", "stats_empty", "out_full"):
             b.mbarrier(f"{name}{w}", count=4)
         b.smem(f"Qs{w}", rows=LANES, cols=d, bytes_per_element=e)
-        b.smem(f"Os{w}", rows=LANES, cols=d, bytes_per_element=e)
+        b.smem(f"Os{w}", rows=LANES, cols=d, bytes_per_element=O_BYTES)
         b.tmem(f"S{w}", rows=LANES, cols=BLOCK_KV)
         b.tmem(f"S{w}.P", rows=LANES, cols=BLOCK_KV, bytes_per_element=e)
         b.tmem(f"S{w}.stat", rows=LANES, cols=1)  # the row factor, at the end the row sum
@@ -137,18 +138,19 @@ def _buffers(b: Builder, t: GluonTile) -> None:
         b.registers_tile(f"scores{w}", rows=LANES, cols=BLOCK_KV)
         b.registers_tile(f"P{w}", rows=LANES, cols=BLOCK_KV, bytes_per_element=e)
         b.registers_tile(f"out{w}", rows=LANES, cols=d)
-        b.registers_tile(f"packed{w}", rows=LANES, cols=d, bytes_per_element=e)
+        b.registers_tile(f"packed{w}", rows=LANES, cols=d, bytes_per_element=O_BYTES)
         for name in ("m", "l", "factor", "scale", "sum", "max", "LSE"):
             b.registers_tile(f"{name}{w}", rows=LANES, cols=1)
 
 
-def _allocate(b: Builder, t: GluonTile) -> None:
-    """The CTA's first warps allocate tensor memory and initialise and prime all mbarriers, two barriers of theirs a buffer."""
-    b.op("tmem_alloc")
+def _initialise(b: Builder, t: GluonTile) -> None:
+    """The CTA's first four warps initialise and prime all mbarriers: two barriers of theirs a channel's buffer.
+
+    One of them allocates tensor memory too; here the MMA warp does.
+    """
     with b.loop("i", Index(const=2 * (CHANNEL_BUFFERS + t.kv_stages))):
         b.op("named_sync", barrier="correction")
-    b.op("setmaxnreg")
-    b.op("named_sync", barrier="start")
+    _begin(b)
 
 
 def _begin(b: Builder) -> None:

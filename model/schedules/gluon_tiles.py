@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Both head dimensions are padded to one of these.
 HEAD_DIMS = (32, 64, 128)
+#: O leaves in 16 bits. (The kernel writes 8 bits where Q has 8; nothing else here does, and comparisons of numbers need more.)
+O_BYTES = 2
 #: Rows of a Q tile, of which a CTA has two, and keys of a K/V block (SPLIT_M and BLOCK_N).
 LANES, BLOCK_KV = 128, 128
 #: Heads whose causal tiles take turns (GROUP_SIZE_N); without a mask one head follows the other.
@@ -31,7 +33,7 @@ PIECES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class GluonTile:
-    """What a problem runs with. ``element``: bytes of Q, K, V and O; ``kv_stages``: places of the ring that K and V share."""
+    """What a problem runs with. ``element``: bytes of Q, K and V; ``kv_stages``: places of the ring that K and V share."""
 
     head_dim: int
     kv_stages: int
@@ -76,7 +78,9 @@ def tile(schedule: Gluon, gpu: GPU, attention: Attention) -> GluonTile:
 
 def tensors(attention: Attention, t: GluonTile) -> tuple[Tensor, ...]:
     """Q, K, V, O and LSE; a Q block is one tile of 128 rows."""
-    return tuple(qkv_tensors(attention, LANES, BLOCK_KV, t.element).values())
+    named = qkv_tensors(attention, LANES, BLOCK_KV, t.element)
+    named["O"] = replace(named["O"], bytes_per_element=O_BYTES)
+    return tuple(named.values())
 
 
 def grid(attention: Attention, t: GluonTile) -> Tiles:
