@@ -1,11 +1,11 @@
 """Gluon's attention kernel for Blackwell (triton-lang/triton, python/examples/gluon/01-attention-forward.py), forward.
 
 As it was from October 2025 to March 2026, when the FA4 paper measured it. FA4's roles and tiles in the hands of Triton's
-compiler, without what that paper added: all exponentials run on the MUFU, the correction warps rescale O in every block, and P is handed
-over whole. What one thread stores for another passes a barrier of its warpgroup, several a block. The row's factor passes
-through tensor memory, in S's place, and so do its sum and maximum at a tile's end: the softmax warps wait for the tile's last
-product, store them, and wait until the correction warps have read them; only then may the next tile's scores be written. All
-tiles run persistent, a CTA an SM; causal ones in order of rows, so that the longest come last.
+compiler, without what that paper added: all exponentials run on the MUFU, the correction warps rescale O in every block, and P
+is handed over whole. What one thread stores for another passes a barrier of its warpgroup, several a block. The row's factor
+passes through tensor memory, in S's place, and so do its sum and maximum at a tile's end: the softmax warps wait for the tile's
+last product, store them, and wait until the correction warps have read them; only then may the next tile's scores be written.
+All tiles run persistent, a CTA an SM; causal ones in order of rows, so that the longest come last.
 """
 
 from __future__ import annotations
