@@ -381,8 +381,7 @@ def test_index_of_a_loop_names_the_block() -> None:
 
 def test_a_k_that_comes_back_to_the_first_of_uneven_stages_meets_the_next_ones() -> None:
     """FA4 at DeepSeek's shape, where one CTA's three stages have room for two K and a V: without the further wait that this
-    takes,
-    K is overwritten while products read it."""
+    takes, K is overwritten while products read it."""
     shape: dict[str, Any] = {"seqlen_q": 256, "seqlen_kv": 700, "head_dim": 192, "head_dim_v": 128, "causal": True}
     gpu, attention = load_gpu("b200"), Attention(batch=1, heads_q=1, **shape)
     (program,) = get_schedule("fa4").lower(gpu, attention)
