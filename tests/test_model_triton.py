@@ -63,6 +63,14 @@ def test_shared_memory_is_that_of_the_compiled_kernel(gpu: str, smem: int) -> No
     assert program.tmem_columns == (256 if gpu == "b200" else 0)
 
 
+@pytest.mark.parametrize(("block_kv", "stages"), [(32, 7), (64, 6), (128, 3)])
+def test_a_larger_block_has_as_many_stages_as_fit(block_kv: int, stages: int) -> None:
+    attention = Attention(batch=1, heads_q=1, seqlen_q=128, head_dim=128)
+    (program,) = get_schedule("triton", block_kv=block_kv).lower(load_gpu("h100"), attention)
+    assert {ring.stages for ring in program.rings} == {stages}
+    assert program.smem_bytes <= load_gpu("h100").sm.smem_per_cta_bytes
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 def test_on_hopper_it_is_the_tutorials_kernel_for_h100(head_dim: int, causal: bool) -> None:

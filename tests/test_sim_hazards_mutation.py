@@ -134,7 +134,7 @@ CASES: dict[str, Case] = {
         schedule="triton", gpu="a100-40gb", fields=SMALL, shape=ROUND, spare={("compute", "commit"): (1, GROUP)}
     ),
     "triton with wgmma": Case(
-        schedule="triton", fields=SMALL, shape=ROUND,
+        schedule="triton", fields={**SMALL, "num_warps": 4, "num_stages": 3}, shape=ROUND,
         spare={
             ("compute", "commit"): (1, GROUP), ("compute", "mma_commit"): (1, GROUP),
             **{("compute", f"advance ring={ring}"): (2, NUMBERS) for ring in ("k", "v")},

@@ -92,8 +92,16 @@ def tile(schedule: Triton, gpu: GPU, attention: Attention) -> TritonTile:
         profile=None,
         overhead=None if schedule.counts == "ideal" else TYPICAL_OVERHEAD,
     )
+    if schedule.num_stages is None:
+        t = replace(t, stages=max(2, min(t.stages, _room(t, gpu))))
     _check(t, gpu)
     return replace(t, profile=_read(t, gpu, attention)) if schedule.counts == "binary" else t
+
+
+def _room(t: TritonTile, gpu: GPU) -> int:
+    """Stages of K and V that shared memory has room for beside Q."""
+    beside = int(gpu.sm.smem_per_cta_bytes) - t.block_q * t.head_dim * t.element
+    return beside // (2 * t.block_kv * t.head_dim * t.element) + t.stages - t.buffers
 
 
 def _read(t: TritonTile, gpu: GPU, attention: Attention) -> Mapping[str, Any] | None:
