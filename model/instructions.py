@@ -120,6 +120,8 @@ _ROWS = (
     _row("ldtm_x32", "tmem", "other", "LDTM.x32", cost="control", tmem=4096),
     _row("ldtm_x16", "tmem", "other", "LDTM.x16", cost="control", tmem=2048),
     _row("sttm_x16", "tmem", "other", "STTM.x16", cost="control", tmem=-2048),
+    _row("ldtm_x1", "tmem", "other", "LDTM", cost="control", tmem=128),
+    _row("sttm_x1", "tmem", "other", "STTM", cost="control", tmem=-128),
     _row("sttm_x8", "tmem", "other", "STTM.x8", cost="control", tmem=-1024),
     _row("tmem_alloc", "tmem", "other", "UTCATOMSWS.FIND_AND_SET", cost="control"),
     _row("stall", "control", "none", "a cycle in which the compiler's stall count holds the warp", cost="control"),

@@ -115,7 +115,8 @@ def pack(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int)
 
 
 def tmem_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    emit.issue("ldtm_x16", max(1, portion(columns(buffers[s.reads[0]]) // NARROW_COLUMNS, s)))
+    width = columns(buffers[s.reads[0]])
+    emit.issue("ldtm_x1" if width == 1 else "ldtm_x16", max(1, portion(width // NARROW_COLUMNS, s)))
     emit.depend()
 
 
@@ -124,7 +125,7 @@ def tmem_store(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps
     first, last = s.attrs.get("share", (0.0, 1.0))
     width = columns(buffers[s.writes[0]])
     whole = all(width * share % NARROW_COLUMNS == 0 for share in (first, last))
-    wide = NARROW_COLUMNS if whole else NARROW_COLUMNS // 2  # a quarter of a row of 8-bit P has 8 columns
+    wide = 1 if width == 1 else NARROW_COLUMNS if whole else NARROW_COLUMNS // 2  # a quarter of a row of 8-bit P has 8 columns
     emit.issue(f"sttm_x{wide}", max(1, portion(width // wide, s)))
     emit.depend()
 

@@ -1,7 +1,8 @@
 """A CTA's tiles as the checker sees them: who wrote and who read each stage last, and whether the next access knows.
 
 A buffer named "X.Y", where X is a buffer of shared or tensor memory, lies in X's memory (all stages of it): FA3's O leaves
-through V's. Registers are each warp's own.
+through V's. Registers are each warp's own. Of uneven stages (``saved_bytes``) the first two share a strip: a tile as large as a
+stage reaches into it, a smaller one that lies there does not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ ALL: Part = (0.0, 1.0)
 #: What a program that allocates tensor memory must have done before it uses any.
 TENSOR_MEMORY = "tensor memory"
 
+#: What two stages of an uneven ring share, as a stage of its own.
+STRIP, OVERLAPPING = -1, (0, 1)
+
 UNWRITTEN, NO_FENCE = "read without data", "missing proxy fence"
 
 
@@ -27,7 +31,7 @@ class Operand:
     """A tile that a statement touches: where it lives, how much of it, and whether it is written.
 
     ``memory``: the buffer whose bytes it uses; ``tag``: its own name where it lies in another's. Of ``stages`` it is its ring's,
-    or without a ring all. ``part``: first and last share of its columns.
+    or without a ring all. ``part``: first and last share of its columns. ``uneven``: it fills stages of which two overlap.
     """
 
     memory: str
@@ -38,6 +42,7 @@ class Operand:
     ring: str | None
     stages: int
     part: Part = ALL
+    uneven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +128,9 @@ def _operand(
         memory, tag, stages = parent.name, name, parent.stages
     ring = buffer.ring and (loader or buffer.ring)
     return Operand(
-        memory=memory, tag=tag, extent=extent, writes=writes, space=buffer.space, ring=ring, stages=stages, part=part
-    )
+        memory=memory, tag=tag, extent=extent, writes=writes, space=buffer.space, ring=ring, stages=stages, part=part,
+        uneven=buffer.saved_bytes > 0,
+    )  # fmt: skip
 
 
 #: (kind, cell, earlier access, its successor): what the machine turns into a finding.
@@ -146,10 +152,11 @@ class Memory:
         if operand.ring is not None:
             turn = warp.turns[operand.ring] % operand.stages
             stages = range(turn, turn + 1)
-        for stage in stages:
+        strip = [STRIP] if operand.uneven and stages[0] in OVERLAPPING else []
+        for stage in (*stages, *strip):
             key = (operand.memory, stage, rank, owner)
             if key not in self.cells:
-                shown = stage if operand.stages > 1 else None
+                shown = stage if operand.stages > 1 and stage != STRIP else None
                 self.cells[key] = Cell(operand.memory, shown, operand.space, rank)
             yield self.cells[key]
 

@@ -161,8 +161,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         for d, dv in ((192, 192), (160, 128), (128, 192), (256, 256), (64, 512))
     ),
     (
-        "b200", {"rescale_threshold": 1.0}, {"dtype": "fp8"},
-        "fa4 has rescale_threshold=1; it must lie between 0 and 0.8: change rescale_threshold",
+        "b200", {"rescale_threshold": 5.0}, {"dtype": "fp8"},
+        "fa4 has rescale_threshold=5; it must lie between 0 and 4.8: change rescale_threshold",
     ),
     ("b200", {"block_kv": 256}, {}, "fa4 has block_kv=256; it must be 32, 64, 96 or 128 (a thread holds a row): change block_kv"),
     ("b200", {"q_stages": 3}, {}, "fa4 has q_stages=3; it must be 1 or 2 (two S and two O fill TMEM): change q_stages"),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
+from flashsim.model.instructions import counters
 from flashsim.model.schedules import get_schedule
 from flashsim.sim.hazards import check
 
 FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("a100-80gb", {}), ("a100-80gb", {"num_warps": 4, "num_stages": 4}), ("a100-80gb", {"num_stages": 2}),
-    ("h100", {}), ("h100", {"num_warps": 8, "block_kv": 128, "num_stages": 2}), ("h100", {"block_q": 64, "num_stages": 4}),
+    ("h100", {}), ("h100", {"num_warps": 8, "block_kv": 128, "num_stages": 2}),
+    ("h100", {"block_q": 64, "num_warps": 4, "num_stages": 4}),
     ("b200", {}), ("b200", {"num_warps": 4, "block_kv": 64}), ("b200", {"warp_specialize": True}),
     ("b200", {"warp_specialize": True, "block_kv": 64, "num_stages": 3}),
 ]  # fmt: skip
@@ -60,6 +63,34 @@ def test_shared_memory_is_that_of_the_compiled_kernel(gpu: str, smem: int) -> No
     assert program.tmem_columns == (256 if gpu == "b200" else 0)
 
 
+@pytest.mark.parametrize(("block_kv", "stages"), [(32, 7), (64, 6), (128, 3)])
+def test_a_larger_block_has_as_many_stages_as_fit(block_kv: int, stages: int) -> None:
+    attention = Attention(batch=1, heads_q=1, seqlen_q=128, head_dim=128)
+    (program,) = get_schedule("triton", block_kv=block_kv).lower(load_gpu("h100"), attention)
+    assert {ring.stages for ring in program.rings} == {stages}
+    assert program.smem_bytes <= load_gpu("h100").sm.smem_per_cta_bytes
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_on_hopper_it_is_the_tutorials_kernel_for_h100(head_dim: int, causal: bool) -> None:
+    """Eight warps, seven places in the ring, as much shared memory as the compiled kernel has, and its instructions a block."""
+    attention = Attention(batch=1, heads_q=1, seqlen_q=128, seqlen_kv=1024, head_dim=head_dim, causal=causal)
+    (program,) = get_schedule("triton").lower(load_gpu("h100"), attention)
+    registers = {64: (117, 126), 128: (125, 168)}[head_dim][causal]
+    assert [(role.warps, role.registers) for role in program.roles] == [(8, registers)]
+    assert {ring.stages for ring in program.rings} == {7}
+    assert program.smem_bytes == {64: 131072, 128: 147456}[head_dim]
+    assert program.profile.startswith("sass: triton 3.0.0")
+    counts = []
+    for keys in (896, 1024):
+        a = replace(attention, seqlen_q=keys, seqlen_kv=keys)
+        (p,) = get_schedule("triton").lower(load_gpu("h100"), a)
+        counts.append(counters(p.instruction_counts(len(p.tiles) - 1)))
+    blocks = 128 // {64: 64, 128: 32}[head_dim]
+    assert counts[1]["xu"] - counts[0]["xu"] == 8 * blocks * {64: 34, 128: 18}[head_dim]
+
+
 @pytest.mark.parametrize(
     ("gpu", "fields", "part"),
     [
@@ -70,7 +101,7 @@ def test_shared_memory_is_that_of_the_compiled_kernel(gpu: str, smem: int) -> No
         ("a100-80gb", {"num_warps": 8, "block_q": 64}, "change block_q or num_warps"),
         ("b200", {"block_q": 64}, "change block_q or num_warps"),
         ("b200", {"block_kv": 16}, "it must be 32, 64 or 128"),
-        ("b200", {"counts": "binary"}, "it must be one of typical, ideal"),
+        ("b200", {"counts": "counted"}, "it must be one of binary, typical, ideal"),
     ],
 )
 def test_refusals(gpu: str, fields: dict[str, Any], part: str) -> None:

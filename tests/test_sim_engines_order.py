@@ -55,7 +55,7 @@ def test_faster_loads_of_tensor_memory_pay_in_long_tiles(head_dim: int) -> None:
     attention = Attention(batch=1, heads_q=1, seqlen_q=2048, head_dim=head_dim)
     (program,) = get_schedule("gluon").lower(load_gpu("b200"), attention)
     job = job_of(program, "b200", tiles=2)
-    assert fast_engine.run(halved(job, FIRST_PIPE + TMEM)).ticks < 0.97 * fast_engine.run(job).ticks
+    assert fast_engine.run(halved(job, FIRST_PIPE + TMEM)).ticks < 0.98 * fast_engine.run(job).ticks
 
 
 @pytest.mark.parametrize("column", [PORT, *range(FIRST_PIPE, FIRST_PIPE + len(PIPES)), SMEM])

@@ -101,7 +101,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
         "warp_specialize": [False, True],
     },
     "fa4": {"block_kv": [64, 128], "q_stages": [None, 1, 2], "kv_stages": [None, 2, 3], "cta_pair": [None, False, True]},
-    "gluon": {"kv_stages": [None, 2], "cta_pair": [None, True]},
+    "gluon": {"kv_stages": [None, 2], "counts": ["binary", "ideal"]},
 }  # fmt: skip
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
 HOMES = {"fa3": ("h100", "h100-pcie", "h200"), "fa4": BLACKWELL, "gluon": BLACKWELL}
@@ -377,3 +377,20 @@ def test_index_of_a_loop_names_the_block() -> None:
     assert first.at.loops == (("i", 0),)
     assert first.at.block.endswith("i=0")
     assert isinstance(Index(const=1), Index)
+
+
+def test_a_k_that_comes_back_to_the_first_of_uneven_stages_meets_the_next_ones() -> None:
+    """FA4 at DeepSeek's shape, where one CTA's three stages have room for two K and a V: without the further wait that this
+    takes, K is overwritten while products read it."""
+    shape: dict[str, Any] = {"seqlen_q": 256, "seqlen_kv": 700, "head_dim": 192, "head_dim_v": 128, "causal": True}
+    gpu, attention = load_gpu("b200"), Attention(batch=1, heads_q=1, **shape)
+    (program,) = get_schedule("fa4").lower(gpu, attention)
+    assert check_programs((program,), gpu).clean
+    waits = [
+        i
+        for i, (s, after) in enumerate(zip(program.statements, program.statements[1:], strict=False))
+        if s.kind == after.kind == "mbarrier_wait" and s.attrs["ring"] == "v" and after.attrs["ring"] == "k"
+    ]
+    assert len(waits) == 1
+    found = check_programs((without(program, waits[0]),), gpu, enough=1).findings
+    assert [(f.kind, f.buffer) for f in found] == [("write before release", "KV")]

@@ -58,12 +58,20 @@ def turns(k: int, v: int, q: int = 0) -> Spare:
 O_RING = one_stage(consumer0={"o": 1}, consumer1={"o": 1})
 
 
-def fa4(*tiles: int, blocks: int, corrected: int = 4) -> Spare:
-    """``blocks``: kinds of K/V blocks that a softmax warpgroup has code for; ``corrected``: the same of the correction warps and
-    of a tile's ends."""
-    correction = {f"{ring}{w}": corrected for ring in ("p", "stats_done") for w in tiles}
+def fa4(*tiles: int, blocks: int) -> Spare:
+    """``blocks``: kinds of K/V blocks that a softmax warpgroup has code for."""
+    correction = {f"{ring}{w}": 4 for ring in ("p", "stats_done") for w in tiles}
     products = {f"{ring}{w}": n for ring, n in (("s", 2), ("o", 1)) for w in tiles}
     return one_stage(**{f"softmax{w}": {f"p{w}": blocks} for w in tiles}, correction=correction, mma=products)
+
+
+def gluon(*, syncs: int) -> Spare:
+    """``syncs``: barriers of a softmax warpgroup's own. In the kernel one thread arrives for all warps behind such a barrier;
+    here every warp arrives, so that the barriers take their time and order nothing."""
+    own = {"correction": 25, "softmax0": syncs, "softmax1": syncs}
+    barriers = {(role, f"named_sync barrier={role}"): (n, f"no access of {role} owes its order to it") for role, n in own.items()}
+    rings = {f"softmax{w}": {f"p{w}": 3} for w in range(2)}
+    return one_stage(**rings, mma={"s0": 3, "s1": 3}) | barriers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +134,7 @@ CASES: dict[str, Case] = {
         schedule="triton", gpu="a100-40gb", fields=SMALL, shape=ROUND, spare={("compute", "commit"): (1, GROUP)}
     ),
     "triton with wgmma": Case(
-        schedule="triton", fields=SMALL, shape=ROUND,
+        schedule="triton", fields={**SMALL, "num_warps": 4, "num_stages": 3}, shape=ROUND,
         spare={
             ("compute", "commit"): (1, GROUP), ("compute", "mma_commit"): (1, GROUP),
             **{("compute", f"advance ring={ring}"): (2, NUMBERS) for ring in ("k", "v")},
@@ -171,18 +179,18 @@ CASES: dict[str, Case] = {
     ),
     "gluon": Case(
         schedule="gluon", gpu="b200", fields={"kv_stages": 2}, shape={"causal": True, "seqlen_q": 512, "seqlen_kv": 700},
-        spare=fa4(0, 1, blocks=3, corrected=3),
+        spare=gluon(syncs=20),
     ),
-    "gluon in pairs": Case(
-        schedule="gluon", gpu="b200", fields={"kv_stages": 2, "cta_pair": True}, shape={"seqlen_q": 512, "seqlen_kv": 500},
-        spare=fa4(0, 1, blocks=2, corrected=3),
+    "gluon in turns": Case(
+        schedule="gluon", gpu="b200", fields={"kv_stages": 2},
+        shape={"causal": True, "seqlen_q": 512, "seqlen_kv": 700, "head_dim": 64}, spare=gluon(syncs=28),
     ),
 }  # fmt: skip
 
 #: Those that take most of the time and repeat what others show.
 LONG = (
     "fa3 in a cluster in 8 bits", "fa3 in a cluster with wide heads", "fa4 in pairs", "fa4 without pairs", "fa4 with a mask",
-    "fa4 in pairs in 8 bits", "fa4 in pairs with O in Q's place", "gluon in pairs",
+    "fa4 in pairs in 8 bits", "fa4 in pairs with O in Q's place", "gluon in turns",
 )  # fmt: skip
 
 

@@ -64,11 +64,11 @@ class FA4:
         check(gpu, attention)
         check_counts("fa4", self.counts, ("binary", "ideal"))
         t = tile(self, gpu, attention)
-        profile = read_profile(gpu, t) if self.counts == "binary" else None
-        return (write(gpu, attention, t, profile, name="fa4_fwd"),)
+        profile = _read_profile(gpu, t) if self.counts == "binary" else None
+        return (_write(gpu, attention, t, profile),)
 
 
-def read_profile(gpu: GPU, t: FA4Tile) -> Mapping[str, Any] | None:
+def _read_profile(gpu: GPU, t: FA4Tile) -> Mapping[str, Any] | None:
     """What the compiled kernel issues, where one was read."""
     if t.q_stages != 2:
         return None
@@ -76,10 +76,10 @@ def read_profile(gpu: GPU, t: FA4Tile) -> Mapping[str, Any] | None:
     return kernel_profile("fa4", architecture=gpu.architecture, dtype="bf16" if t.element == 2 else "fp8", **keys)
 
 
-def write(gpu: GPU, attention: Attention, t: FA4Tile, profile: Mapping[str, Any] | None, *, name: str) -> Program:
+def _write(gpu: GPU, attention: Attention, t: FA4Tile, profile: Mapping[str, Any] | None) -> Program:
     """The Program of a tile."""
     softmax, correction, other = profile["registers"] if profile else t.registers
-    b = Builder(name=name, registers=128)
+    b = Builder(name="fa4_fwd", registers=128)
     _buffers(b, t)
     for w in range(t.q_stages):
         with b.role(f"softmax{w}", warps=4, registers=softmax):
@@ -327,8 +327,7 @@ class _Products:
         with counted(b, phases, f"pv_first{w}"):
             b.op("umma", **product, share=(0.0, FIRST_PART))
         with counted(b, phases, f"p2_wait{w}"):
-            if self.t.p_in_parts:
-                b.op("mbarrier_wait", barrier=f"p_full_last{w}", ring=f"p{w}")
+            b.op("mbarrier_wait", barrier=f"p_full_last{w}", ring=f"p{w}")
         with counted(b, phases, f"pv_last{w}"):
             b.op("umma", **product, share=(FIRST_PART, 1.0))
         advance(b, f"p{w}")

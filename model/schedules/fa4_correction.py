@@ -44,15 +44,14 @@ class Correction:
         b.op("tile")
         for w in range(t.q_stages):  # of the first block there is nothing to correct
             self._wait(w)
-            if w == 0 or not t.asked:
+            if w == 0:
                 self._give_back(w)
             advance(b, f"stats{w}")
         with b.loop("i", Index(arg="n_jumps")):  # maxima grow early, so the blocks that rescale come first
             self._block(taken=True)
-        if t.asked:
-            with b.loop("i", Index(arg="n_plain")):
-                self._block(taken=False)
-        if t.q_stages == 2 and t.asked:
+        with b.loop("i", Index(arg="n_plain")):
+            self._block(taken=False)
+        if t.q_stages == 2:
             self._give_back(1)
         for w in range(t.q_stages):
             self._final(w)
@@ -74,13 +73,10 @@ class Correction:
             with counted(b, self.phases, "" if taken else "vote"):
                 self._wait(w)
                 b.op("from_smem", writes=f"scale{w}", reads=f"Stat{w}")
-                if not t.asked:
-                    self._give_back(w)
-                b.op("vote_scale", writes=f"O{w}", reads=f"scale{w}", taken=taken, asked=t.asked)
+                b.op("vote_scale", writes=f"O{w}", reads=f"scale{w}", taken=taken)
             with counted(b, self.phases, "release"):
                 self._rescaled(w)
-                if t.asked:
-                    self._give_back(t.q_stages - 1 - w)
+                self._give_back(t.q_stages - 1 - w)
                 advance(b, f"stats{w}")
 
     def _final(self, w: int) -> None:

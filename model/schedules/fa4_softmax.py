@@ -72,14 +72,12 @@ class Softmax:
             self._exponentials(0.0 if kind == "first" else told, most)
             self._sum(0.0, summed[0])
             self._store(0.0, FIRST_PARTS / PARTS)
-            if self.t.p_in_parts:
-                b.op("mbarrier_arrive", barrier=f"p_full{w}", ring=f"p{w}", **both(self.t))
+            b.op("mbarrier_arrive", barrier=f"p_full{w}", ring=f"p{w}", **both(self.t))
         with self._phase("exp_last"):
             self._exponentials(most, 1.0)
             self._sum(summed[0], summed[1])
             self._store(FIRST_PARTS / PARTS, 1.0)
-            last = f"p_full_last{w}" if self.t.p_in_parts else f"p_full{w}"
-            b.op("mbarrier_arrive", barrier=last, ring=f"p{w}", **both(self.t))
+            b.op("mbarrier_arrive", barrier=f"p_full_last{w}", ring=f"p{w}", **both(self.t))
             b.op("advance", ring=f"p{w}")
         with self._phase("stats_wait"):
             b.op("advance", ring=f"stats{w}")

@@ -38,8 +38,8 @@ SLOW_MUFU_CYCLES = 8
 REGISTERS = {2: ((200, 64, 48), (192, 80, 48)), 1: ((168, 96, 80), (192, 80, 48))}
 #: O leaves in 16 bits whatever comes in.
 O_BYTES = 2
-#: log2 of what P times 2^8 leaves of e4m3's 448.
-E4M3_ROOM_LOG2 = 0.8
+#: log2 of what P leaves of e4m3's 448 when it is times 2^4, the least that was released (2^8 goes with a threshold of 0).
+E4M3_ROOM_LOG2 = 4.8
 #: SMEM that Q, O and the K/V stages may take (flash_fwd_sm100.py).
 TILE_SMEM_BYTES = 224 * 1024
 #: Bytes of K and V that the causal order keeps in L2 at a time (tile_scheduler.py).
@@ -54,9 +54,8 @@ WARP_ROWS = 32
 class FA4Tile:
     """What a problem runs with. ``element``: bytes of Q, K and V; ``emulated``: exponentials of a row on the FMA pipe, from the
     share ``emulated_from`` of the row on; ``rescale_rate``: rescales of O a block, None those of independent scores;
-    ``max_loaded``: the chip's loads give row maxima; ``persistent``: CTAs take tile after tile (FA4's causal tiles, of unequal
-    length, are a CTA each). As other kernels have it: P handed over whole (not ``p_in_parts``), O rescaled in every block, a row
-    asks for it or not (not ``asked``), tiles in order of rows for so many ``heads_together`` instead of the longest first."""
+    ``max_loaded``: the chip's loads give row maxima; ``persistent``: CTAs take tile after tile (causal tiles, of unequal
+    length, are a CTA each)."""
 
     head_dim: int
     head_dim_v: int
@@ -74,9 +73,6 @@ class FA4Tile:
     causal: bool
     longest_first: bool
     persistent: bool
-    p_in_parts: bool = True
-    asked: bool = True
-    heads_together: int = 0
 
     @property
     def block_q(self) -> int:
@@ -186,7 +182,7 @@ def tile(schedule: FA4, gpu: GPU, attention: Attention) -> FA4Tile:
 
 
 def _threshold(schedule: FA4, element: int) -> float:
-    """8 in log2 units as released; 0 for 8-bit P, which times 2^8 has no more room above."""
+    """8 in log2 units as released. 0 for 8-bit P, which times 2^8 has no more room above; it was 4 until July 2026 (849f660f)."""
     threshold = schedule.rescale_threshold
     if threshold is None:
         return 8.0 if element > 1 else 0.0
@@ -268,11 +264,7 @@ def grid(gpu: GPU, attention: Attention, t: FA4Tile) -> Tiles:
     clusters = ceil_div(attention.seqlen_q, t.block_q * t.ctas)
     shape = (attention.batch, attention.heads_q, clusters, t.ctas)
     batch, head, cluster, rank = (a.ravel() for a in np.indices(shape))
-    if t.heads_together:
-        plane = batch * attention.heads_q + head
-        order = np.lexsort((rank, plane, cluster, plane // t.heads_together))
-        batch, head, cluster, rank = batch[order], head[order], cluster[order], rank[order]
-    elif attention.causal and t.longest_first:
+    if attention.causal and t.longest_first:
         kv_bytes = attention.seqlen_kv * (attention.head_dim + attention.head_dim_v) * t.element
         section = 1 << max(0, int(np.log2(max(1, L2_SECTION_BYTES // kv_bytes))))
         plane = batch * attention.heads_q + head

@@ -11,6 +11,7 @@ One CTA a Q block and head; K and V go through a ring that ``num_stages`` sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +30,15 @@ from .triton_tmem import lower_tmem
 class Triton:
     """Switches: the tile (``block_q`` x ``block_kv``, BLOCK_M and BLOCK_N of the kernel), ``num_warps`` and ``num_stages`` (None:
     as the tutorial's autotuner would), ``warp_specialize`` (Blackwell: load, product, softmax and correction warps), and
-    ``counts``: "typical" takes a compiler's usual overhead, "ideal" the algorithm's own instructions."""
+    ``counts``: "binary" where the compiled kernel was read (else as "typical"), "typical" a compiler's usual overhead, "ideal"
+    the algorithm's own instructions."""
 
     block_q: int | None = None
     block_kv: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
     warp_specialize: bool = False
-    counts: str = "typical"
+    counts: str = "binary"
 
     @property
     def name(self) -> str:
@@ -44,7 +46,8 @@ class Triton:
 
     def lower(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
         t = tile(self, gpu, attention)
-        profile = TYPICAL["pytorch"] if t.overhead else "ideal"
+        read = t.profile
+        profile = f"{read['kind']}: {read['source']}" if read else TYPICAL["pytorch"] if t.overhead else "ideal"
         tensors = tuple(qkv_tensors(attention, t.block_q, t.block_kv, t.element).values())
         if t.instruction == TCGEN05:
             return (lower_tmem(t, tensors, grid(attention, t), profile),)
@@ -54,13 +57,21 @@ class Triton:
         for phase in ("full", "masked"):
             first = Index() if phase == "full" else Index(arg="n_full")
             left = Index(arg="n_blocks" if phase == "full" else "n_masked", loop="i", coef=-1)
-            with b.loop("i", Index(arg=f"n_{phase}"), overhead=t.overhead):
+            with b.loop("i", Index(arg=f"n_{phase}"), **_counts(t, phase)):
                 if t.instruction == MMA:
                     _block_sync(b, t, first, left, masked=phase == "masked")
                 else:
                     _block_async(b, t, first, left, masked=phase == "masked")
         _epilogue(b, t)
         return (b.build(tensors=tensors, tiles=grid(attention, t), profile=profile),)
+
+
+def _counts(t: TritonTile, phase: str) -> dict[str, Any]:
+    """What a trip of a loop issues: the binary's, or so many times the ideal."""
+    if t.profile and phase in t.profile:
+        row = t.profile[phase]
+        return {"counts": {c: n for c, n in row.items() if c != "stall_cycles"}, "stall_cycles": row["stall_cycles"]}
+    return {"overhead": t.overhead}
 
 
 def _buffers(b: Builder, t: TritonTile) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..attention import Attention
 from ..gpu import GPU
-from ..profiles import TYPICAL_OVERHEAD
+from ..profiles import TYPICAL_OVERHEAD, kernel_profile
 from ..program import Tiles
 from .fa2 import check_counts, check_forward
 from .grid import ceil_div, kv_blocks, planes
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 MMA, WGMMA, TCGEN05 = "mma.sync", "wgmma", "tcgen05.mma"
 HEAD_DIMS = (16, 32, 64, 128)
 #: (instruction, head_dim > 64) -> (block_q, block_kv, num_warps, num_stages). The tutorial's autotuner tries
-#: blocks of 64 or 128 by 32, 64 or (with TMA descriptors) 128, 4 or (with the largest blocks) 8 warps and 2 to 7 stages.
+#: blocks of 64 or 128 by 32, 64 or (with TMA descriptors) 128, 4 or (with the largest blocks) 8 warps and 2 to 7 stages. With
+#: wgmma what it set for H100 before it tuned itself (516234648 of April 2024, when the FA3 paper measured it).
 TILES = {
     (MMA, False): (128, 64, 4, 3),
     (MMA, True): (128, 64, 8, 3),
-    (WGMMA, False): (128, 64, 4, 3),
-    (WGMMA, True): (128, 64, 4, 3),
+    (WGMMA, False): (128, 64, 8, 7),
+    (WGMMA, True): (128, 32, 8, 7),
     (TCGEN05, False): (128, 64, 4, 3),
     (TCGEN05, True): (128, 128, 8, 2),
 }
@@ -37,7 +38,8 @@ LANES = 128
 
 @dataclass(frozen=True, kw_only=True)
 class TritonTile:
-    """What a problem runs with. ``element``: bytes of Q, K and V; ``overhead``: a compiler's instructions over the ideal ones."""
+    """What a problem runs with. ``element``: bytes of Q, K and V; ``profile``: what its compiled kernel issues, where that was
+    read; ``overhead``: else a compiler's instructions over the ideal ones."""
 
     instruction: str
     head_dim: int
@@ -47,6 +49,7 @@ class TritonTile:
     stages: int
     element: int
     warp_specialize: bool
+    profile: Mapping[str, Any] | None
     overhead: Mapping[str, float] | None
 
     @property
@@ -70,7 +73,7 @@ class TritonTile:
 def tile(schedule: Triton, gpu: GPU, attention: Attention) -> TritonTile:
     """The tile, or a ValueError with what to change."""
     check_forward("triton", attention)
-    check_counts("triton", schedule.counts, ("typical", "ideal"))
+    check_counts("triton", schedule.counts, ("binary", "typical", "ideal"))
     instruction = TCGEN05 if gpu.tcgen05 is not None else WGMMA if gpu.wgmma is not None else MMA
     need = max(attention.head_dim, attention.head_dim_v)
     if need > HEAD_DIMS[-1]:
@@ -86,10 +89,24 @@ def tile(schedule: Triton, gpu: GPU, attention: Attention) -> TritonTile:
         stages=schedule.num_stages or base[3],
         element=attention.dtype_bytes,
         warp_specialize=schedule.warp_specialize,
-        overhead=TYPICAL_OVERHEAD if schedule.counts == "typical" else None,
+        profile=None,
+        overhead=None if schedule.counts == "ideal" else TYPICAL_OVERHEAD,
     )
+    if schedule.num_stages is None:
+        t = replace(t, stages=max(2, min(t.stages, _room(t, gpu))))
     _check(t, gpu)
-    return t
+    return replace(t, profile=_read(t, gpu, attention)) if schedule.counts == "binary" else t
+
+
+def _room(t: TritonTile, gpu: GPU) -> int:
+    """Stages of K and V that shared memory has room for beside Q."""
+    beside = int(gpu.sm.smem_per_cta_bytes) - t.block_q * t.head_dim * t.element
+    return beside // (2 * t.block_kv * t.head_dim * t.element) + t.stages - t.buffers
+
+
+def _read(t: TritonTile, gpu: GPU, attention: Attention) -> Mapping[str, Any] | None:
+    tile = {"head_dim": t.head_dim, "block_q": t.block_q, "block_kv": t.block_kv, "warps": t.warps}
+    return kernel_profile("triton", architecture=gpu.architecture, causal=attention.causal, **tile)
 
 
 def _check(t: TritonTile, gpu: GPU) -> None:
@@ -131,7 +148,10 @@ def _check_tmem(t: TritonTile) -> None:
 
 
 def registers(t: TritonTile) -> int:
-    """Per thread: S and O in fp32, P in 16 bits, fragments of one k-step twice (mma.sync), 40 for addresses and state."""
+    """Per thread, the binary's or: S and O in fp32, P in 16 bits, fragments of one k-step twice (mma.sync), 40 for addresses
+    and state."""
+    if t.profile:
+        return int(t.profile["registers"])
     threads = 32 * t.warps
     held = (t.block_q * t.block_kv + t.block_q * t.head_dim) // threads + t.block_q * t.block_kv // threads // 2
     if t.instruction == MMA:
