@@ -142,7 +142,8 @@ def test_the_first_launches_run_before_the_power_limit_holds() -> None:
     settled = at(gpu, boost, **load).mhz
     means = [at(gpu, boost, repeats=n, **load).mhz for n in (1, 90, 200, 1000, 100_000)]
     assert 90 * CYCLES / means[0] / 1e3 < gpu.power.hold_ms < 200 * CYCLES / means[0] / 1e3
-    assert means[0] == means[1] > means[2] > means[3] > means[4] > settled
+    assert means[0] == pytest.approx(means[1])
+    assert means[1] > means[2] > means[3] > means[4] > settled
     assert means[-1] == pytest.approx(settled, rel=2e-3)
 
 
