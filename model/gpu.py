@@ -28,7 +28,7 @@ from .sourced import (
     Cycles,
     CyclesOrZero,
     Mhz,
-    MhzOrZero,
+    MsOrZero,
     Ns,
     Picojoules,
     Ratio,
@@ -160,6 +160,7 @@ class Wgmma(Section):
     wait_register_cycles: Cycles
     queue: Count
     pj_per_column: Picojoules
+    pj_per_column_fp8: Picojoules
 
 
 class Beside(Section):
@@ -196,6 +197,7 @@ class Tcgen05(Section):
     pair_latency_cycles: Cycles
     pair_latency_a_tmem_cycles: Cycles
     pj_per_column: Picojoules
+    pj_per_column_fp8: Picojoules
 
 
 class Tmem(Section):
@@ -222,20 +224,25 @@ class Packed(Section):
 class Power(Section):
     """Board limit, power at rest, and energy per event at boost clock and voltage.
 
-    ``regulated_share``: what the regulator holds of the limit. ``tensor_clock_slope_mhz``: how far the free-running clock falls
-    below ``tensor_peak_mhz`` when the tensor cores are fully busy, whatever the power. ``voltage_floor``: lowest core
-    voltage over the voltage at boost, reached at half the boost clock.
+    ``regulated_share``: what the regulator holds of the limit. ``hold_ms``: how long after a rest it lets a load pass it,
+    ``peak_core_w``: what the SMs may draw meanwhile.
+    ``tensor_stretch``: what the SMs run at of the clock asked for while tensor cores work, whatever the power.
+    ``voltage_floor``: lowest core voltage over the voltage at boost, reached at half the boost clock. ``smem_write_pj_per_byte``:
+    of what lands in an SM's memory from L2; ``l2_pj_per_byte``: until there.
     """
 
     limit_w: Watts
     regulated_share: Ratio
     idle_w: Watts
     voltage_floor: Ratio
-    tensor_clock_slope_mhz: MhzOrZero
+    hold_ms: MsOrZero
+    peak_core_w: Watts
+    tensor_stretch: Ratio
     hmma_pj: Picojoules
     vector_pj: Picojoules
     ex2_pj: Picojoules
     smem_pj_per_byte: Picojoules
+    smem_write_pj_per_byte: Picojoules
     l2_pj_per_byte: Picojoules
     hbm_pj_per_byte: Picojoules
 

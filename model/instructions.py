@@ -49,6 +49,7 @@ class Instruction:
     smem_bytes: int = 0
     spill_bytes: int = 0
     columns: int = 0  # N of a warpgroup's or a CTA's product
+    fp8: bool = False
     from_register: bool = False  # its A operand, of a warpgroup product
     rows: int = 0  # of a CTA's product, on one SM
     pair: bool = False  # one product of two CTAs, each with its own rows and half of B
@@ -137,7 +138,7 @@ def _wgmma_row(columns: int, fp8: bool, from_register: bool) -> Instruction:
     """A warp's quarter: 16 rows of A (32 bytes each, if in shared memory) and a quarter of B's ``columns`` rows."""
     return Instruction(
         name=wgmma(columns, fp8=fp8, from_register=from_register), pipe="tensor", cost="control", counter="tensor",
-        path=Path.WGMMA, smem_bytes=8 * columns + (0 if from_register else 512), columns=columns,
+        path=Path.WGMMA, smem_bytes=8 * columns + (0 if from_register else 512), columns=columns, fp8=fp8,
         from_register=from_register,
         sass=f"{'QGMMA' if fp8 else 'HGMMA'}.64x{columns}x{32 if fp8 else 16}.F32",
     )  # fmt: skip
@@ -156,7 +157,7 @@ def _umma_row(columns: int, fp8: bool, from_tmem: bool, rows: int, pair: bool) -
     """On one SM: 32 bytes of each row of A (if in shared memory) and of each row of B; of a pair's B, half."""
     return Instruction(
         name=umma(columns, fp8=fp8, from_tmem=from_tmem, rows=rows, pair=pair), pipe="tensor", cost="control", counter="tensor",
-        path=Path.TCGEN05, smem_bytes=32 * ((0 if from_tmem else rows) + columns // (2 if pair else 1)), columns=columns,
+        path=Path.TCGEN05, smem_bytes=32 * ((0 if from_tmem else rows) + columns // (2 if pair else 1)), columns=columns, fp8=fp8,
         rows=rows, pair=pair, sass=f"{'UTCQMMA' if fp8 else 'UTCHMMA'}{'.2CTA' if pair else ''}",
     )  # fmt: skip
 

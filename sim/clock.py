@@ -1,20 +1,26 @@
-"""From activity to clock: two limits set how fast a busy chip may run.
+"""From activity to clock: what a busy chip's clock is, and what two limits leave of it.
 
-A free-running chip with busy tensor cores stays below its tensor clock, by up to ``tensor_clock_slope_mhz``, even on zeros and
-far below the power limit. Then the power limit:
+A chip has a clock that its driver asks for and reports, and a slower one that its SMs run at: while tensor cores work, the clock
+generator stretches cycles, and SMs run at ``tensor_stretch`` of what was asked for, whatever power and data are. Voltage goes
+with the clock asked for. So a set clock, too, is above the one that a matrix kernel runs at. No chip runs busy tensor cores
+above the clock of its datasheet's tensor peak.
 
-Power = idle + sum of (events a second x energy), where an event's energy scales with voltage squared and the voltage falls
-about linearly with the clock between VOLTAGE_FLOOR and 1. The clock is the highest at which power stays under the board's limit.
-Energies are per chip (``power`` section), measured on streams of one instruction, never on attention.
+Power = rest + events a second x energy + bytes beyond the SMs a second x energy. An event's energy scales with voltage squared,
+and the voltage falls about linearly with the clock asked for, from 1 at boost through ``voltage_floor`` at half of it; L2 and HBM
+have their own supply. The clock is the highest at which power stays under what the board's regulator holds.
+
+The regulator takes some tens of milliseconds: for the first ``hold_ms`` after a rest only what the SMs' own supply gives holds a
+load back (``peak_core_w``). A benchmark that rests, launches a kernel some times and takes the mean sees both (``repeats``).
+Energies are measured on streams of one instruction, never on attention (``power`` sections of the chip files).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..model.gpu import GPU
-from ..model.instructions import INSTRUCTIONS, Instruction
+from ..model.instructions import INSTRUCTIONS, Instruction, Path
 
 #: FLOPs of one mma.sync m16n8k16, of one column of a warpgroup product's warp (m16, k16; FP8 counts half of its FLOPs, as the
 #: tensor cores' cycles do), and the share of peak from which tensor cores count as busy (GEMM-like work).
@@ -25,34 +31,39 @@ TENSOR_ACTIVE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """``mhz`` with the rule that gave it in words, and the power drawn at it by this model."""
+    """``mhz`` of the SMs with the rule that gave it in words, and the power drawn at it by this model once it has settled."""
 
     mhz: float
     rule: str
     watts: float
 
 
-def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int]) -> float:
-    """Energy of a launch at boost clock and voltage, from its instruction counts and bytes (smem, l2, hbm)."""
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Picojoules of a launch: of events on the SMs at boost voltage, and of bytes beyond the SMs, at any clock."""
+
+    core: float
+    memory: float
+
+
+def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int]) -> Energy:
+    """Energy of a launch from its instruction counts and bytes (l2_sm, hbm); what comes from L2 lands in an SM's memory."""
     power = gpu.power
-    energy = 0.0
+    core = bytes_.get("l2_sm", 0) * float(power.smem_write_pj_per_byte)
     for name, n in counts.items():
         kind = INSTRUCTIONS[name]
+        if kind.path != Path.GLOBAL_TO_SMEM:
+            core += n * kind.smem_bytes * float(power.smem_pj_per_byte)
         product = gpu.wgmma or gpu.tcgen05
         if kind.columns and product is not None:
-            energy += n * kind.columns * product.pj_per_column
+            each = product.pj_per_column_fp8 if kind.fp8 else product.pj_per_column
+            core += n * kind.columns * float(each)
             continue
         if kind.counter == "none":
             continue
-        pipe = kind.pipe
-        each = power.hmma_pj if pipe == "tensor" else power.ex2_pj if pipe == "mufu" else power.vector_pj
-        energy += n * each
-    return (
-        energy
-        + bytes_.get("smem", 0) * power.smem_pj_per_byte
-        + bytes_.get("l2_sm", 0) * power.l2_pj_per_byte
-        + bytes_.get("hbm", 0) * power.hbm_pj_per_byte
-    )
+        core += n * float({"tensor": power.hmma_pj, "mufu": power.ex2_pj}.get(kind.pipe, power.vector_pj))
+    memory = bytes_.get("l2_sm", 0) * float(power.l2_pj_per_byte) + bytes_.get("hbm", 0) * float(power.hbm_pj_per_byte)
+    return Energy(core=core, memory=memory)
 
 
 def _flop(kind: Instruction) -> int:
@@ -63,36 +74,64 @@ def _flop(kind: Instruction) -> int:
 
 
 def voltage(gpu: GPU, mhz: float) -> float:
-    """Core voltage relative to boost: a straight line through ``voltage_floor`` at half the boost clock, flat below."""
+    """Core voltage relative to boost at a clock asked for: a line through ``voltage_floor`` at half of boost, flat below."""
     floor = float(gpu.power.voltage_floor)
     return max(floor, floor + (1 - floor) * (2 * mhz / gpu.clock.boost_mhz - 1))
 
 
-def sustained(gpu: GPU, *, cycles: float, counts: Mapping[str, int], bytes_: Mapping[str, int], cap_mhz: float) -> Clock:
-    """The clock that a long run of this launch settles at: ``cap_mhz``, or less where tensor activity or power binds first.
-
-    A cap at or below the tensor clock is a set clock, which tensor activity alone does not lower; power does. The rule is told
-    behind the clock and names no other, but for a set cap that power holds it below.
-    """
-    per_cycle = picojoules(gpu, counts, bytes_) / max(1.0, cycles)
-    limit = float(gpu.power.limit_w * gpu.power.regulated_share)
-
-    def watts(mhz: float) -> float:
-        scale = voltage(gpu, mhz) ** 2
-        return float(gpu.power.idle_w + per_cycle * 1e-12 * mhz * 1e6 * scale)
-
-    set_ = cap_mhz != gpu.clock.boost_mhz
-    top, rule = cap_mhz, "as capped" if set_ else "the boost clock"
+def tensor_share(gpu: GPU, *, cycles: float, counts: Mapping[str, int]) -> float:
+    """What the launch uses of the tensor cores' peak."""
     flops = sum(n * _flop(INSTRUCTIONS[name]) for name, n in counts.items())
-    share = flops / max(1.0, cycles) / float(gpu.sm.count * gpu.sm.tensor_flop_per_clk)
-    if share > TENSOR_ACTIVE and cap_mhz > gpu.clock.tensor_peak_mhz:
-        top = float(gpu.clock.tensor_peak_mhz - share * gpu.power.tensor_clock_slope_mhz)
-        rule = f"tensor cores at {100 * share:.0f} % of peak lower a free clock"
-    if watts(top) <= limit:
-        return Clock(mhz=top, rule=f"{rule}; {watts(top):.0f} of {gpu.power.limit_w:.0f} W", watts=watts(top))
-    low, high = 0.2 * top, top
+    return flops / max(1.0, cycles) / float(gpu.sm.count * gpu.sm.tensor_flop_per_clk)
+
+
+def sustained(
+    gpu: GPU, *, cycles: float, counts: Mapping[str, int], bytes_: Mapping[str, int], cap_mhz: float, repeats: int = 0
+) -> Clock:
+    """The clock of this launch, over and over: ``cap_mhz`` at most is asked for, and less where power binds.
+
+    ``repeats``: how many follow a rest, the mean over which is wanted; 0: as many as it takes to settle. The rule is told behind
+    the clock and names no other, but for a set cap, and for what a load that has not settled began and ended at.
+    """
+    energy = picojoules(gpu, counts, bytes_)
+    limit = float(gpu.power.limit_w * gpu.power.regulated_share)
+    set_ = cap_mhz != gpu.clock.boost_mhz
+    cap, slower, rule = cap_mhz, 1.0, "as capped" if set_ else "the boost clock"
+    if tensor_share(gpu, cycles=cycles, counts=counts) > TENSOR_ACTIVE:
+        slower = float(gpu.power.tensor_stretch)
+        cap = min(cap_mhz, float(gpu.clock.tensor_peak_mhz) / slower)
+        if cap * slower < cap_mhz:
+            rule = f"tensor cores stretch cycles{f'; cap {cap_mhz:.0f}' if set_ else ''}"
+
+    def core_watts(asked: float) -> float:
+        return energy.core * voltage(gpu, asked) ** 2 / max(1.0, cycles) * asked * slower * 1e-6
+
+    def watts(asked: float) -> float:
+        return float(gpu.power.idle_w) + core_watts(asked) + energy.memory / max(1.0, cycles) * asked * slower * 1e-6
+
+    if watts(cap) <= limit:
+        return Clock(mhz=cap * slower, rule=f"{rule}; {watts(cap):.0f} of {gpu.power.limit_w:.0f} W", watts=watts(cap))
+    asked = _highest(watts, limit, cap)
+    mhz, rule = asked * slower, f"power limit {gpu.power.limit_w:.0f} W{f'; cap {cap_mhz:.0f}' if set_ else ''}"
+    if repeats:
+        first = _highest(core_watts, float(gpu.power.peak_core_w), cap) * slower
+        rule += f"; {repeats} launches after a rest, {first:.0f} falling to {mhz:.0f}"
+        mhz = _mean(gpu, first=first, settled=mhz, cycles=repeats * cycles)
+    return Clock(mhz=mhz, rule=rule, watts=watts(asked))
+
+
+def _highest(watts: Callable[[float], float], limit: float, cap_mhz: float) -> float:
+    """The highest clock to ask for, ``cap_mhz`` at most, whose ``watts`` stay within ``limit``."""
+    if watts(cap_mhz) <= limit:
+        return cap_mhz
+    low, high = 0.1 * cap_mhz, cap_mhz
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if watts(middle) <= limit else (low, middle)
-    rule = f"power limit {gpu.power.limit_w:.0f} W{f'; cap {cap_mhz:.0f}' if set_ else ''}"
-    return Clock(mhz=low, rule=rule, watts=watts(low))
+    return low
+
+
+def _mean(gpu: GPU, *, first: float, settled: float, cycles: float) -> float:
+    """Mean clock of a load of so many cycles that runs at ``first`` until the regulator has seen it."""
+    early = min(cycles, float(gpu.power.hold_ms) * first * 1e3)
+    return cycles / (early / first + (cycles - early) / settled)

@@ -95,6 +95,7 @@ class How:
     scope: str
     cap: float
     limited: bool
+    repeats: int
     record_limit: int
 
 
@@ -106,20 +107,31 @@ def simulate(
     engine: str = "fast",
     scope: str = "sm",
     clock: float | str = "power",
+    repeats: int = 0,
     record_limit: int = 0,
 ) -> Result:
     """Predict ``schedule`` on ``gpu`` for ``attention``.
 
     ``engine``: "fast" or "simpy". ``scope``: "sm", the SM that ends last with its fair share of L2 and HBM, or "chip", every SM
     and what they share. ``clock``: MHz (a cap; the power limit still applies), "boost" (the boost clock whatever the power) or
-    "power" (boost as the cap). ``record_limit``: events to keep for a timeline. Raises ValueError where the schedule cannot run,
-    with a sentence.
+    "power" (boost as the cap). ``repeats``: how many launches follow a rest and are averaged, as benchmarks do, the first of
+    them before the power limit holds; 0: it holds. ``record_limit``: events to keep for a timeline. Raises ValueError where the
+    schedule cannot run, with a sentence.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
     if scope not in SCOPES:
         raise ValueError(f"scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
-    how = How(engine=engine, scope=scope, cap=cap_mhz(gpu, clock), limited=clock != "boost", record_limit=record_limit)
+    if repeats < 0:
+        raise ValueError(f"repeats is {repeats}; give how many launches follow a rest, or 0 for a load that has settled")
+    how = How(
+        engine=engine,
+        scope=scope,
+        cap=cap_mhz(gpu, clock),
+        limited=clock != "boost",
+        repeats=repeats,
+        record_limit=record_limit,
+    )
     programs = lowered(schedule, gpu, attention)
     residency = Residency(programs, int(gpu.l2.resident_bytes))
     chip = Residency(programs, int(gpu.l2.resident_bytes)) if scope == "chip" else None
@@ -180,7 +192,8 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
         if chip is not None and scope == "chip":
             traffic = chip.traffic(run.traffic).with_local(planned)
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
-        mark = sustained(gpu, cycles=cycles, counts=issued, bytes_=_ledger(program, issued, traffic), cap_mhz=how.cap)
+        moved = _ledger(program, issued, traffic)
+        mark = sustained(gpu, cycles=cycles, counts=issued, bytes_=moved, cap_mhz=how.cap, repeats=how.repeats)
         if not how.limited:
             mark = Clock(mhz=how.cap, rule="the boost clock; power limit ignored", watts=mark.watts)
         if scope == how.scope and abs(mark.mhz - mhz) < 0.02 * mhz:

@@ -24,7 +24,7 @@ SECTIONS = {
     "sm_100": {"async_", "tcgen05", "tmem", "packed"},
     "sm_103": {"async_", "tcgen05", "tmem", "packed"},
 }
-UNITS = {"count", "bytes", "cycles", "bytes/clk", "bytes/s", "ns", "us", "MHz", "W", "ratio", "pJ"}
+UNITS = {"count", "bytes", "cycles", "bytes/clk", "bytes/s", "ms", "ns", "us", "MHz", "W", "ratio", "pJ"}
 
 
 def text_of(name: str) -> str:

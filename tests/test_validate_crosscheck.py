@@ -13,6 +13,7 @@ from flashsim.model.schedules import get_schedule
 from flashsim.sim.predict import simulate
 from flashsim.validate import crosscheck as module
 from flashsim.validate.crosscheck import Prediction, crosscheck, summarize, verdict
+from flashsim.validate.protocol import repeats_in
 
 COLUMNS = [
     "source", "gpu", "clock_mhz", "kernel", "pass", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim",
@@ -75,6 +76,23 @@ def test_clock_mhz_caps_the_clock(tmp_path: Path) -> None:
     free, slow = crosscheck(write(tmp_path, SMALL, {**SMALL, "clock_mhz": "500"}))["rows"]
     asked = simulate(get_schedule("fa2"), load_gpu("h200"), ATTENTION, clock=500.0)
     assert slow["predicted_ms"] == asked.ms > free["predicted_ms"]
+
+
+def test_a_rows_protocol_decides_how_long_its_load_lasted() -> None:
+    assert repeats_in({"source": "FA3 paper Table 2 (arXiv 2407.08608v2)"}) == 100
+    assert repeats_in({"source": "FA3 chart flash3_fp16_fwd.png"}) == 100
+    assert repeats_in({"source": "FA2 README chart"}) == repeats_in({}) == 0
+    assert repeats_in({"source": "FA3 paper Table 2", "repeats": "7"}) == 7
+    assert repeats_in({"cycles": "1000"}) == 1
+    with pytest.raises(ValueError, match=r"repeats is '2\.5'; it must be a whole number of launches, 0 for a load that has"):
+        repeats_in({"repeats": "2.5"})
+
+
+def test_fewer_launches_after_a_rest_are_faster(tmp_path: Path) -> None:
+    long = {**SMALL, "batch": "4", "heads_q": "16", "seqlen_q": "4096", "head_dim": "128"}
+    rows = [{**long, "repeats": repeats} for repeats in ("1", "0")]
+    one, settled = crosscheck(write(tmp_path, *rows, columns=[*COLUMNS, "repeats"]))["rows"]
+    assert one["predicted_ms"] < 0.99 * settled["predicted_ms"]
 
 
 def test_a_variant_sets_switches(tmp_path: Path) -> None:

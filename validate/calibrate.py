@@ -181,8 +181,9 @@ FEEDS: dict[str, Feed] = {
 }
 #: Measured numbers that rest on several rows and a judgement, so no row feeds them.
 JUDGED = {
-    "power.regulated_share": "read off all streams that reach the power limit",
-    "power.tensor_clock_slope_mhz": "between the clocks of two streams that stay below the power limit",
+    "power.regulated_share": "the mean power of all kernels that reach the limit",
+    "power.hold_ms": "where clocks fall in the traces of a load that follows a rest",
+    "power.tensor_stretch": "the SM clock of products on zeros over the clock that the driver reports",
 }
 
 

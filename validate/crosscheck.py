@@ -28,6 +28,7 @@ from ..model.gpu import load_gpu
 from ..model.schedule import MOST_QUERY_ROWS, Schedule
 from ..model.schedules import SCHEDULES, get_schedule
 from ..sim.predict import ENGINES, Result, simulate
+from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, repeats_in
 from .summary import summarize
 
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
@@ -40,12 +41,6 @@ LARGEST = 2**31 - 1
 CLOSE_PCT = 10.0
 SERIAL_UP_TO = 8
 QUIET_S = 2.0
-#: Sources that timed the flash-attn package; others are taken to have timed PyTorch's FlashAttention-2.
-PACKAGE_SOURCE = re.compile(r"FA[1-4] (paper|blog|chart|README)")
-#: The FA1 paper's tables of one attention call "on random vectors for Q, K, and V" (its appendix E.6): taken to be three arrays
-#: (batch, row, head, dim), which eager attention copies and FA1 packs.
-TABLES_OF_ARRAYS = re.compile(r"FA1 paper Table (9|1\d|20)\b")
-LAYOUT_OF_ARRAYS = {"standard": "rows", "fa1": "separate"}
 #: A word of ``Result.limiter`` -> what would make the measured kernel slower than that limit.
 LOOK_FOR = (
     ("parallelism", "a smaller grid, or CTAs that start late"),
@@ -67,6 +62,7 @@ class Case:
     attention: Attention
     clock: float | str
     engine: str
+    repeats: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +179,10 @@ def understand(row: Row, *, gpu: str | None, engine: str) -> Row:
         measured = _measured(cells, attention)
         schedule = _schedule(cells["kernel"], _variant(cells))
         clock = _positive(cells, "clock_mhz") or "power"
+        repeats = repeats_in(cells)
     except (ValueError, OSError) as error:
         return replace(row, label=label, reason=" ".join(str(error).split()))
-    case = Case(schedule=schedule, gpu=chip, attention=attention, clock=clock, engine=engine)
+    case = Case(schedule=schedule, gpu=chip, attention=attention, clock=clock, engine=engine, repeats=repeats)
     return replace(row, case=case, measured=measured, label=label)
 
 
@@ -294,7 +291,9 @@ def _switch(name: str, raw: str, hint: Any) -> Any:
 def predict(case: Case) -> Prediction | str:
     """The prediction, or in a sentence why there is none."""
     try:
-        result: Result = simulate(case.schedule, load_gpu(case.gpu), case.attention, engine=case.engine, clock=case.clock)
+        gpu = load_gpu(case.gpu)
+        how: dict[str, Any] = {"engine": case.engine, "clock": case.clock, "repeats": case.repeats}
+        result: Result = simulate(case.schedule, gpu, case.attention, **how)
     except ArithmeticError as error:
         return f"{case.schedule.name} cannot run with these sizes and switches ({error})"
     except MemoryError:
@@ -304,7 +303,7 @@ def predict(case: Case) -> Prediction | str:
     least = result.bounds["max_of_units"]
     return Prediction(
         ms=result.ms, cycles=result.cycles, tflops=result.tflops, limiter=result.limiter, least_cycles=least,
-        least_ms=least / float(load_gpu(case.gpu).clock.boost_mhz) / 1e3,
+        least_ms=least / float(gpu.clock.boost_mhz) / 1e3,
     )
 
 

@@ -14,6 +14,7 @@ from ..model.attention import Attention
 from ..model.gpu import load_gpu
 from ..model.schedules import get_schedule
 from ..sim.predict import simulate
+from .protocol import repeats_of
 
 #: W: no power limit.
 UNLIMITED_W = 1e5
@@ -168,7 +169,8 @@ def _row(entry: Entry, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     gpu = load_gpu(entry.gpu)
     if not entry.power_limited:
         gpu = gpu.replace_number("power.limit_w", UNLIMITED_W)
-    result = simulate(get_schedule(entry.schedule, **dict(entry.switches)), gpu, entry.attention, clock=entry.clock)
+    how: dict[str, Any] = {"clock": entry.clock, "repeats": repeats_of(entry.source)}
+    result = simulate(get_schedule(entry.schedule, **dict(entry.switches)), gpu, entry.attention, **how)
     steps = []
     for over, told in entry.over:
         before = rows[over]

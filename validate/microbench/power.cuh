@@ -1,6 +1,7 @@
 // Group `power`: sustained SM clock, power and instruction rate when all SMs do one thing for a second. Launches of about 5 ms
-// follow each other without a gap; the clock is clock64 over globaltimer inside the kernels, the power the difference
-// of the energy counter over the last 0.4 s.
+// follow each other without a gap; the clock is clock64 over globaltimer inside the kernels, the power the mean of the
+// driver's samples over the last part. NVML is asked only afterwards: a call takes milliseconds, in which launches run dry,
+// the chip rests a tenth to a quarter of the time, and watts come out too low and clocks too high.
 #pragma once
 
 #include <chrono>
@@ -13,11 +14,16 @@
 #include "nvml.cuh"
 #include "wgmma.cuh"
 
-constexpr double kActivitySeconds = 1.0, kWindowSeconds = 0.4, kLaunchSeconds = 5e-3;
-constexpr int kMaxLaunches = 1024;
+constexpr double kActivitySeconds = 1.3, kWindowSeconds = 0.6, kLaunchSeconds = 5e-3;
+constexpr int kMaxLaunches = 1024, kQueued = 8;
 
 inline double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Microseconds of the system clock, which NVML's samples carry.
+inline unsigned long long system_us() {
+    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 // What one activity is: a launch that writes `times_per_launch` entries, and how those entries become rates.
@@ -51,14 +57,14 @@ class PowerBench {
     void wgmma(const std::string& name, int mma_groups, int mix_groups, bool zeros = false);
     void memory_read(const char* name, size_t ring, bool shared_stream);
 
+    // Where to write the clock of each launch (name, seconds since the first, MHz); nowhere by default.
+    std::FILE* trace = nullptr;
+    int sms() const { return sms_; }
     size_t hbm_ring() const { return memory_.ring() / 2; }
 
   private:
-    struct EnergyPoint {
-        double when, joules;
-    };
-    // Keeps at most two launches queued; returns the number of launches and notes each step of the energy counter.
-    int keep_busy(const Activity& activity, std::vector<EnergyPoint>& energy);
+    // Keeps kQueued launches queued; returns the number of launches.
+    int keep_busy(const Activity& activity);
     // Chunks so that each role takes about one launch time, from the cycles its chunks took in a probe.
     Roles stretched(const Roles& roles, const std::vector<WarpTime>& probe);
 
@@ -67,22 +73,22 @@ class PowerBench {
     MemoryBench memory_;
     DeviceArray<float> sink_;
     DeviceArray<WarpTime> times_;
+    double reported_mhz_ = -1; // by the driver, near the end of the last activity
     Nvml nvml_;
 };
 
-inline int PowerBench::keep_busy(const Activity& activity, std::vector<EnergyPoint>& energy) {
-    cudaEvent_t done[2];
+inline int PowerBench::keep_busy(const Activity& activity) {
+    cudaEvent_t done[kQueued];
     for (auto& e : done) CHECK_CUDA(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     int launches = 0;
     double begin = seconds_now();
     while (seconds_now() - begin < kActivitySeconds && launches < kMaxLaunches) {
-        if (launches >= 2) CHECK_CUDA(cudaEventSynchronize(done[launches % 2]));
+        if (launches >= kQueued) CHECK_CUDA(cudaEventSynchronize(done[launches % kQueued]));
         activity.launch(times_.get() + launches * activity.times_per_launch);
-        CHECK_CUDA(cudaEventRecord(done[launches % 2]));
+        CHECK_CUDA(cudaEventRecord(done[launches % kQueued]));
         ++launches;
-        double joules = nvml_.energy_j();
-        if (joules >= 0 && (energy.empty() || joules != energy.back().joules)) energy.push_back({seconds_now(), joules});
     }
+    reported_mhz_ = nvml_.reported_mhz();
     for (auto& e : done) {
         CHECK_CUDA(cudaEventSynchronize(e));
         CHECK_CUDA(cudaEventDestroy(e));
@@ -90,20 +96,11 @@ inline int PowerBench::keep_busy(const Activity& activity, std::vector<EnergyPoi
     return launches;
 }
 
-// Mean power between the first and the last step of the counter inside the window; steps have exact times, reads do not.
-template <class Points>
-double window_power_w(const Points& energy, double window_begin) {
-    size_t first = 0;
-    while (first < energy.size() && energy[first].when < window_begin) ++first;
-    if (first + 1 >= energy.size()) return -1;
-    return (energy.back().joules - energy[first].joules) / (energy.back().when - energy[first].when);
-}
-
 inline void PowerBench::run(const Activity& activity) {
     progress("power: " + activity.name);
-    std::vector<EnergyPoint> energy;
-    int launches = keep_busy(activity, energy);
-    double end = seconds_now(), average = nvml_.average_power_w();
+    int launches = keep_busy(activity);
+    unsigned long long end = system_us(), window_us = static_cast<unsigned long long>(kWindowSeconds * 1e6);
+    double watts = nvml_.sampled_power_w(end - window_us, end), average = nvml_.average_power_w(), heat = nvml_.temperature_c();
     auto all = times_.to_host(launches * activity.times_per_launch);
     unsigned long long last_ns = 0;
     for (const auto& t : all) last_ns = std::max(last_ns, t.ns_end);
@@ -111,6 +108,7 @@ inline void PowerBench::run(const Activity& activity) {
     std::map<std::string, std::vector<double>> rates;
     for (int i = 0; i < launches; ++i) {
         std::vector<WarpTime> one(all.begin() + i * activity.times_per_launch, all.begin() + (i + 1) * activity.times_per_launch);
+        if (trace) std::fprintf(trace, "%s,%.5f,%.1f\n", activity.name.c_str(), double(one[0].ns_begin - all[0].ns_begin) * 1e-9, clock_mhz(one));
         if (i > 0 && i <= 5) first_mhz.push_back(clock_mhz(one));
         if (double(last_ns - one[0].ns_begin) * 1e-9 > kWindowSeconds) continue;
         mhz.push_back(clock_mhz(one));
@@ -118,8 +116,9 @@ inline void PowerBench::run(const Activity& activity) {
     }
     print_row("power", activity.name, activity.warps, "clock_mhz", mhz, "MHz");
     print_row("power", activity.name, activity.warps, "clock_mhz_first_25ms", first_mhz, "MHz");
-    double watts = window_power_w(energy, end - kWindowSeconds);
     if (watts >= 0) print_row("power", activity.name, activity.warps, "power_w", {watts}, "W");
+    if (reported_mhz_ >= 0) print_row("power", activity.name, activity.warps, "nvml_clock_mhz", {reported_mhz_}, "MHz");
+    if (heat >= 0) print_row("power", activity.name, activity.warps, "temperature_c", {heat}, "C");
     if (average >= 0) print_row("power", activity.name, activity.warps, "nvml_average_power_w", {average}, "W");
     for (const auto& row : rates)
         print_row("power", activity.name, activity.warps, row.first, row.second, row.first.c_str());
@@ -127,15 +126,10 @@ inline void PowerBench::run(const Activity& activity) {
 
 inline void PowerBench::idle() {
     progress("power: idle");
-    std::vector<EnergyPoint> energy;
-    double begin = seconds_now();
-    while (seconds_now() - begin < kActivitySeconds) {
-        double joules = nvml_.energy_j();
-        if (joules >= 0 && (energy.empty() || joules != energy.back().joules)) energy.push_back({seconds_now(), joules});
-        timespec nap{0, 2000000};
-        nanosleep(&nap, nullptr);
-    }
-    double watts = window_power_w(energy, begin + kActivitySeconds - kWindowSeconds);
+    timespec nap{1, 300000000};
+    nanosleep(&nap, nullptr);
+    unsigned long long end = system_us(), window_us = static_cast<unsigned long long>(kWindowSeconds * 1e6);
+    double watts = nvml_.sampled_power_w(end - window_us, end);
     if (watts >= 0) print_row("power", "idle", 0, "power_w", {watts}, "W");
 }
 

@@ -1,9 +1,13 @@
 // FlashAttention-3 forward (hopper/), one variant a binary, without torch: HD head dimension, BM x BN tile, CLUSTER 1/2, CAUSAL 0/1;
-// OVERLAP and PINGPONG 0/1 are read by the two patched headers (README). Usage: fa3 BATCH HEADS SEQLEN REPEATS; prints the mean time.
+// OVERLAP and PINGPONG 0/1 are read by the two patched headers (README). Usage: fa3 BATCH HEADS SEQLEN REPEATS
+// [SECONDS]; prints the mean time, and with SECONDS the clock and power of a loop of that length (sustained.cuh).
 #include "flash_fwd_launch_template.h"
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+
+#undef CHECK_CUDA
+#include "sustained.cuh"
 
 using Element = cutlass::bfloat16_t;
 
@@ -52,4 +56,6 @@ int main(int argc, char** argv) {
     double const flop = 4.0 * b * h * double(n) * n * HD / (CAUSAL ? 2 : 1);
     printf("D%d %dx%d overlap=%d pingpong=%d cluster=%d causal=%d B%d H%d N%d: %.4f ms %.1f TFLOP/s (O %g %g)\n", HD, BM, BN, OVERLAP,
            PINGPONG, CLUSTER, CAUSAL, b, h, n, ms, flop / ms * 1e-9, float(first[0]), float(first[1]));
+    char name[64]; snprintf(name, sizeof name, "D%d n%d overlap=%d pingpong=%d causal=%d B%d H%d N%d", HD, BN, OVERLAP, PINGPONG, CAUSAL, b, h, n);
+    if (argc > 5) { print_sustained(name, launch, ms, atof(argv[5])); }
 }

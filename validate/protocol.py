@@ -1,0 +1,34 @@
+"""What a published number's source tells of its benchmark: which build, which arrays, how many launches after a rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+#: Sources that timed the flash-attn package; others are taken to have timed PyTorch's FlashAttention-2.
+PACKAGE_SOURCE = re.compile(r"FA[1-4] (paper|blog|chart|README)")
+#: The FA1 paper's tables of one attention call "on random vectors for Q, K, and V" (its appendix E.6): taken to be three arrays
+#: (batch, row, head, dim), which eager attention copies and FA1 packs.
+TABLES_OF_ARRAYS = re.compile(r"FA1 paper Table (9|1\d|20)\b")
+LAYOUT_OF_ARRAYS = {"standard": "rows", "fa1": "separate"}
+#: Sources -> launches after a rest whose mean they print. FA3: "repeat the benchmarks 100 times and take the average timing"
+#: (paper, appendix on system and libraries); its released benchmark sleeps a second before each case.
+REPEATS = ((re.compile(r"FA3 (paper|blog|chart)"), 100),)
+
+
+def repeats_of(source: str) -> int:
+    """Launches after a rest that a number of this source is the mean of; 0 where it is not known, for a load that has settled."""
+    return next((repeats for pattern, repeats in REPEATS if pattern.match(source)), 0)
+
+
+def repeats_in(cells: Mapping[str, str]) -> int:
+    """The same for a row of a CSV file: its own column ``repeats`` goes first, and a profiler's cycles are of one launch.
+
+    Raises ValueError where the column is no count.
+    """
+    told = cells.get("repeats")
+    if not told:
+        return 1 if cells.get("cycles") else repeats_of(cells.get("source") or "")
+    if not told.isdigit():
+        raise ValueError(f"repeats is {told!r}; it must be a whole number of launches, 0 for a load that has settled")
+    return int(told)
