@@ -84,6 +84,7 @@ def test_a_rows_protocol_decides_how_long_its_load_lasted() -> None:
     assert repeats_in({"source": "FA2 README chart"}) == repeats_in({}) == 0
     assert repeats_in({"source": "FA3 paper Table 2", "repeats": "7"}) == 7
     assert repeats_in({"cycles": "1000"}) == 1
+    assert repeats_in({"ms": "0.5", "note": "free clock 700 W; do_bench median"}) == 250  # 25 ms of warm-up and 100 ms
     with pytest.raises(ValueError, match=r"repeats is '2\.5'; it must be a whole number of launches, 0 for a load that has"):
         repeats_in({"repeats": "2.5"})
 
