@@ -96,6 +96,7 @@ class How:
     cap: float
     limited: bool
     repeats: int
+    flush_bytes: int
     record_limit: int
 
 
@@ -108,6 +109,7 @@ def simulate(
     scope: str = "sm",
     clock: float | str = "power",
     repeats: int = 0,
+    flush_bytes: int = 0,
     record_limit: int = 0,
 ) -> Result:
     """Predict ``schedule`` on ``gpu`` for ``attention``.
@@ -115,8 +117,8 @@ def simulate(
     ``engine``: "fast" or "simpy". ``scope``: "sm", the SM that ends last with its fair share of L2 and HBM, or "chip", every SM
     and what they share. ``clock``: MHz (a cap; the power limit still applies), "boost" (the boost clock whatever the power) or
     "power" (boost as the cap). ``repeats``: how many launches follow a rest and are averaged, as benchmarks do, the first of
-    them before the power limit holds; 0: it holds. ``record_limit``: events to keep for a timeline. Raises ValueError where the
-    schedule cannot run, with a sentence.
+    them before the power limit holds; 0: it holds. ``flush_bytes``: written before each launch to empty L2, as do_bench does.
+    ``record_limit``: events to keep for a timeline. Raises ValueError where the schedule cannot run, with a sentence.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
@@ -130,6 +132,7 @@ def simulate(
         cap=cap_mhz(gpu, clock),
         limited=clock != "boost",
         repeats=repeats,
+        flush_bytes=flush_bytes,
         record_limit=record_limit,
     )
     programs = lowered(schedule, gpu, attention)
@@ -193,7 +196,9 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
             traffic = chip.traffic(run.traffic).with_local(planned)
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
         moved = _ledger(program, issued, traffic)
-        mark = sustained(gpu, cycles=cycles, counts=issued, bytes_=moved, cap_mhz=how.cap, repeats=how.repeats)
+        mark = sustained(
+            gpu, cycles=cycles, counts=issued, bytes_=moved, cap_mhz=how.cap, repeats=how.repeats, flush_bytes=how.flush_bytes
+        )
         if not how.limited:
             mark = Clock(mhz=how.cap, rule="the boost clock; power limit ignored", watts=mark.watts)
         if scope == how.scope and abs(mark.mhz - mhz) < 0.02 * mhz:

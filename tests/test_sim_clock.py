@@ -134,6 +134,20 @@ def test_busy_tensor_cores_run_slower_than_the_clock_asked_for(name: str) -> Non
     assert stretched(gpu, boost, hmma=0.3) <= gpu.clock.tensor_peak_mhz
 
 
+def test_a_flush_between_launches_leaves_short_ones_more_power() -> None:
+    """Writing 256 MiB draws less than a busy kernel; the shorter the kernel, the more of its time that is."""
+    gpu = load_gpu("h200")
+    boost, each = float(gpu.clock.boost_mhz), work(gpu, hmma=0.6, ffma=1.5, ex2=0.4)
+    clocks = []
+    for longer in (100, 10, 1):
+        counts = {name: n * longer for name, n in each["counts"].items()}
+        moved = {name: n * longer for name, n in each["bytes_"].items()}
+        load: dict[str, Any] = {"cycles": CYCLES * longer, "counts": counts, "bytes_": moved, "cap_mhz": boost}
+        clocks += [sustained(gpu, **load).mhz, sustained(gpu, **load, flush_bytes=256 << 20).mhz]
+    assert clocks[0] == pytest.approx(clocks[2]) == pytest.approx(clocks[4])
+    assert clocks[0] < clocks[1] < clocks[3] < clocks[5] < boost
+
+
 def test_the_first_launches_run_before_the_power_limit_holds() -> None:
     """Few run at the clock that the SMs' own supply gives, many near the settled one, the mean between."""
     gpu = load_gpu("h200")

@@ -13,7 +13,7 @@ from flashsim.model.schedules import get_schedule
 from flashsim.sim.predict import simulate
 from flashsim.validate import crosscheck as module
 from flashsim.validate.crosscheck import Prediction, crosscheck, summarize, verdict
-from flashsim.validate.protocol import repeats_in
+from flashsim.validate.protocol import flush_in, repeats_in
 
 COLUMNS = [
     "source", "gpu", "clock_mhz", "kernel", "pass", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim",
@@ -84,7 +84,8 @@ def test_a_rows_protocol_decides_how_long_its_load_lasted() -> None:
     assert repeats_in({"source": "FA2 README chart"}) == repeats_in({}) == 0
     assert repeats_in({"source": "FA3 paper Table 2", "repeats": "7"}) == 7
     assert repeats_in({"cycles": "1000"}) == 1
-    assert repeats_in({"ms": "0.5", "note": "free clock 700 W; do_bench median"}) == 250  # 25 ms of warm-up and 100 ms
+    assert flush_in({"note": "free clock 700 W; do_bench median"}) == 256 * 2**20
+    assert flush_in({"note": "read off a chart"}) == flush_in({}) == 0
     with pytest.raises(ValueError, match=r"repeats is '2\.5'; it must be a whole number of launches, 0 for a load that has"):
         repeats_in({"repeats": "2.5"})
 

@@ -28,7 +28,7 @@ from ..model.gpu import load_gpu
 from ..model.schedule import MOST_QUERY_ROWS, Schedule
 from ..model.schedules import SCHEDULES, get_schedule
 from ..sim.predict import ENGINES, Result, simulate
-from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, repeats_in
+from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, flush_in, repeats_in
 from .summary import summarize
 
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
@@ -63,6 +63,7 @@ class Case:
     clock: float | str
     engine: str
     repeats: int = 0
+    flush_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +180,10 @@ def understand(row: Row, *, gpu: str | None, engine: str) -> Row:
         measured = _measured(cells, attention)
         schedule = _schedule(cells["kernel"], _variant(cells))
         clock = _positive(cells, "clock_mhz") or "power"
-        repeats = repeats_in(cells)
+        load: dict[str, int] = {"repeats": repeats_in(cells), "flush_bytes": flush_in(cells)}
     except (ValueError, OSError) as error:
         return replace(row, label=label, reason=" ".join(str(error).split()))
-    case = Case(schedule=schedule, gpu=chip, attention=attention, clock=clock, engine=engine, repeats=repeats)
+    case = Case(schedule=schedule, gpu=chip, attention=attention, clock=clock, engine=engine, **load)
     return replace(row, case=case, measured=measured, label=label)
 
 
@@ -292,7 +293,7 @@ def predict(case: Case) -> Prediction | str:
     """The prediction, or in a sentence why there is none."""
     try:
         gpu = load_gpu(case.gpu)
-        how: dict[str, Any] = {"engine": case.engine, "clock": case.clock, "repeats": case.repeats}
+        how: dict[str, Any] = {"engine": case.engine, "clock": case.clock, "repeats": case.repeats, "flush_bytes": case.flush_bytes}
         result: Result = simulate(case.schedule, gpu, case.attention, **how)
     except ArithmeticError as error:
         return f"{case.schedule.name} cannot run with these sizes and switches ({error})"

@@ -15,8 +15,8 @@ LAYOUT_OF_ARRAYS = {"standard": "rows", "fa1": "separate"}
 #: (paper, appendix on system and libraries); its released benchmark sleeps a second before each case.
 REPEATS = ((re.compile(r"FA3 (paper|blog|chart)"), 100),)
 
-#: triton.testing.do_bench warms up for 25 ms and then launches for 100 ms, whatever the kernel takes.
-DO_BENCH_MS = 125.0
+#: triton.testing.do_bench writes 256 MiB before each launch, so that no launch finds its operands in L2.
+DO_BENCH_FLUSH = 256 << 20
 
 
 def repeats_of(source: str) -> int:
@@ -25,16 +25,18 @@ def repeats_of(source: str) -> int:
 
 
 def repeats_in(cells: Mapping[str, str]) -> int:
-    """The same for a row of a CSV file: its own column ``repeats`` goes first, what do_bench timed is as many launches as it makes,
-    and a profiler's cycles are of one launch.
+    """The same for a row of a CSV file: its own column ``repeats`` goes first, and a profiler's cycles are of one launch.
 
     Raises ValueError where the column is no count.
     """
     told = cells.get("repeats")
-    if not told and "do_bench" in (cells.get("note") or "") and float(cells.get("ms") or 0) > 0:
-        return max(1, round(DO_BENCH_MS / float(cells["ms"])))
     if not told:
         return 1 if cells.get("cycles") else repeats_of(cells.get("source") or "")
     if not told.isdigit():
         raise ValueError(f"repeats is {told!r}; it must be a whole number of launches, 0 for a load that has settled")
     return int(told)
+
+
+def flush_in(cells: Mapping[str, str]) -> int:
+    """Bytes that the benchmark of a row wrote to HBM before each launch; its note names do_bench, or nothing is known."""
+    return DO_BENCH_FLUSH if "do_bench" in (cells.get("note") or "") else 0
