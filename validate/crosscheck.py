@@ -293,7 +293,8 @@ def predict(case: Case) -> Prediction | str:
     """The prediction, or in a sentence why there is none."""
     try:
         gpu = load_gpu(case.gpu)
-        how: dict[str, Any] = {"engine": case.engine, "clock": case.clock, "repeats": case.repeats, "flush_bytes": case.flush_bytes}
+        load: dict[str, Any] = {"repeats": case.repeats, "flush_bytes": case.flush_bytes}
+        how: dict[str, Any] = {"engine": case.engine, "clock": case.clock, **load}
         result: Result = simulate(case.schedule, gpu, case.attention, **how)
     except ArithmeticError as error:
         return f"{case.schedule.name} cannot run with these sizes and switches ({error})"
