@@ -2,8 +2,9 @@
 
 A chip has a clock that its driver asks for and reports, and a slower one that its SMs run at: while tensor cores work, the clock
 generator stretches cycles, and SMs run at ``tensor_stretch`` of what was asked for, whatever power and data are. Voltage goes
-with the clock asked for. So a set clock, too, is above the one that a matrix kernel runs at. No chip runs busy tensor cores
-above the clock of its datasheet's tensor peak.
+with the clock asked for. A set clock caps the one that SMs run at: stretching was measured where the driver is free to choose,
+and published times at a set clock agree with SMs at that clock. No chip runs busy tensor cores above ``tensor_stretch`` of its boost
+clock, nor above the clock of its datasheet's tensor peak.
 
 Power = rest + events a second x energy + bytes beyond the SMs a second x energy. An event's energy scales with voltage squared,
 and the voltage falls about linearly with the clock asked for, from 1 at boost through ``voltage_floor`` at half of it; L2 and HBM
@@ -95,7 +96,7 @@ def sustained(
     repeats: int = 0,
     flush_bytes: int = 0,
 ) -> Clock:
-    """The clock of this launch, over and over: ``cap_mhz`` at most is asked for, and less where power binds.
+    """The SMs' clock in this launch, over and over: ``cap_mhz`` at most, and less where power binds.
 
     ``repeats``: how many follow a rest, the mean over which is wanted; 0: as many as it takes to settle. ``flush_bytes``: what is
     written to HBM before each launch to empty L2, which draws less than most kernels and so leaves them more. The rule is told
@@ -107,7 +108,7 @@ def sustained(
     cap, slower, rule = cap_mhz, 1.0, "as capped" if set_ else "the boost clock"
     if tensor_share(gpu, cycles=cycles, counts=counts) > TENSOR_ACTIVE:
         slower = float(gpu.power.tensor_stretch)
-        cap = min(cap_mhz, float(gpu.clock.tensor_peak_mhz) / slower)
+        cap = min(float(gpu.clock.boost_mhz), min(cap_mhz, float(gpu.clock.tensor_peak_mhz)) / slower)
         if cap * slower < cap_mhz:
             rule = f"tensor cores stretch cycles{f'; cap {cap_mhz:.0f}' if set_ else ''}"
 

@@ -45,7 +45,7 @@ def stretched(gpu: GPU, cap: float, factor: float = 1.0, **mix: float) -> float:
     load = work(gpu, factor, **mix)
     if tensor_share(gpu, cycles=load["cycles"], counts=load["counts"]) <= TENSOR_ACTIVE:
         return cap
-    return min(cap * float(gpu.power.tensor_stretch), float(gpu.clock.tensor_peak_mhz))
+    return min(cap, float(gpu.clock.boost_mhz * gpu.power.tensor_stretch), float(gpu.clock.tensor_peak_mhz))
 
 
 @pytest.mark.parametrize("name", ALL_GPUS)
