@@ -3,8 +3,8 @@
 A chip has a clock that its driver asks for and reports, and a slower one that its SMs run at: while tensor cores work, the clock
 generator stretches cycles, and SMs run at ``tensor_stretch`` of what was asked for, whatever power and data are. Voltage goes
 with the clock asked for. A set clock caps the one that SMs run at: stretching was measured where the driver is free to choose,
-and published times at a set clock agree with SMs at that clock. No chip runs busy tensor cores above ``tensor_stretch`` of its boost
-clock, nor above the clock of its datasheet's tensor peak.
+and published times at a set clock agree with SMs at that clock. No chip runs busy tensor cores above ``tensor_stretch`` of its
+boost clock, nor above the clock of its datasheet's tensor peak.
 
 Power = rest + events a second x energy + bytes beyond the SMs a second x energy. An event's energy scales with voltage squared,
 and the voltage falls about linearly with the clock asked for, from 1 at boost through ``voltage_floor`` at half of it; L2 and HBM

@@ -39,7 +39,7 @@ WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
 
 #: Where nothing is asked for: values of fields that schedules have in one form or another, by the beginning of their name.
-USUAL = (("block_", "32,64,128,256"), ("tile_", "32,64,128,256"), ("warps", "4,8"), ("stages", "1:4"))
+USUAL = (("block_", "32,64,128,256"), ("tile_", "32,64,128,256"), ("warps", "4,8"), ("stages", "1:4"), ("kv_stages", "2,3,4"))
 
 
 @dataclass(frozen=True, kw_only=True)

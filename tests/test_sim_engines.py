@@ -32,7 +32,6 @@ from flashsim.sim.engine import (
     SMEM,
     STALLS,
     TICKS_PER_CYCLE,
-    TMEM,
     Job,
     bundle_table,
 )
@@ -212,20 +211,15 @@ def test_persistent_ctas_share_the_queue(sms: int, slots: int, dtype: str, causa
 #: tokens, at four times the HBM bandwidth, runs up to 12 % faster when nothing but the second CTA's start moves. With one CTA
 #: there is no phase.
 PHASES = 1.05
-#: Two softmax warpgroups of a CTA, each with a Q tile of its own and no order between them, are two such chains. What keeps them
-#: apart is the queue for tensor memory: the second one's scores come after the first one's. With loads of half the cost they
-#: divide vector units and MUFU between them from sooner on, the first one's P comes later and so does all that follows from it.
-#: In Gluon's tiles of two blocks of 128 keys that loses 2.4 % (measured), in tiles of sixteen nothing.
-ORDER_LOST = {("gluon", FIRST_PIPE + TMEM): 1.03}
 
 
 @pytest.mark.parametrize("column", [PORT, *range(FIRST_PIPE, FIRST_PIPE + len(PIPES)), SMEM])
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_a_faster_unit_never_slows(name: str, column: int) -> None:
-    """Halving a unit's cost may reorder the events of two CTAs (PHASES) or of two warpgroups (half a percent, or ORDER_LOST)."""
+    """Halving a unit's cost may reorder the events of two CTAs (PHASES) or of two warpgroups (half a percent)."""
     gpu = FIRST_GPU[name]
     for program in programs(name, gpu):
-        for slots, tolerance in ((1, ORDER_LOST.get((name, column), 1.005)), (2, PHASES)):
+        for slots, tolerance in ((1, 1.005), (2, PHASES)):
             job = job_of(program, gpu, slots=slots)
             assert fast_engine.run(halved(job, column)).ticks <= tolerance * fast_engine.run(job).ticks
 
@@ -277,6 +271,6 @@ def test_a_price_is_the_sum_of_its_instructions() -> None:
     program = programs("fa2", "h200")[0]
     table = bundle_table(program, H200)
     for row, bundle in zip(table, program.bundles, strict=True):
-        issued = [(INSTRUCTIONS[name].cost, n) for name, n in bundle if name != "stall"]
+        issued = [(INSTRUCTIONS[name].cost, n) for name, n in bundle if name not in ("stall", "fmul_off")]
         port = sum(n * round(TICKS_PER_CYCLE * getattr(H200.port, cost)) for cost, n in issued)
         assert row[PORT] == port

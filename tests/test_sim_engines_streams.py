@@ -37,11 +37,12 @@ class Streams:
 
 
 #: What saturates a sub-partition's pipe; the rest saturates the SM's SMEM port first, goes to memory, needs another chip, or is
-#: no instruction but a stall.
+#: no instruction that holds anything: a stall, what a predicate turns off.
 PRICED = sorted(
     name
     for name, row in INSTRUCTIONS.items()
-    if (not row.smem_bytes or name == "shfl") and row.path < 2 and row.pipe in PIPES[:6] and not row.packed and name != "stall"
+    if (not row.smem_bytes or name == "shfl") and row.path < 2 and row.pipe in PIPES[:6] and not row.packed
+    and name not in ("stall", "fmul_off")
 )
 
 

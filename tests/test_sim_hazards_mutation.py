@@ -101,16 +101,15 @@ SMALL = {"block_kv": 64}
 #: Two stages, and blocks that rescale O as well as blocks that do not.
 FA4_RING = {"kv_stages": 2, "rescale_rate": 0.5}
 DEEPSEEK = {"head_dim": 192, "head_dim_v": 128}
-IN_CTAS = {**O_RING, **turns(1, 1)}
 CASES: dict[str, Case] = {
-    "fa3": Case(schedule="fa3", spare={**O_RING, **turns(2, 2)}),
+    "fa3": Case(schedule="fa3", spare=O_RING),
     "fa3 in 8 bits": Case(
-        schedule="fa3", fields={"block_kv": 128}, shape={**ALL_PATHS, "dtype": "fp8"}, spare={**O_RING, **turns(2, 2)}
+        schedule="fa3", fields={"block_kv": 128}, shape={**ALL_PATHS, "dtype": "fp8"}, spare=O_RING
     ),
     "fa3 without ping-pong": Case(schedule="fa3", fields={"pingpong": False}, spare=O_RING),
     "fa3 without overlap": Case(schedule="fa3", fields={"intra_overlap": False}, spare={**O_RING, **turns(3, 3, 1)}),
     "fa3 without a producer": Case(
-        schedule="fa3", fields={"warp_specialization": False, "block_kv": 64}, shape=LONGER, spare=turns(2, 2)
+        schedule="fa3", fields={"warp_specialization": False, "block_kv": 64}, shape=LONGER
     ),
     "fa3 with P in shared memory": Case(
         schedule="fa3", fields={"block_q": 128, "pingpong": False}, shape={**ALL_PATHS, "head_dim": 96}, spare=O_RING
@@ -118,9 +117,9 @@ CASES: dict[str, Case] = {
     "fa3 with wide heads": Case(
         schedule="fa3", shape={**ALL_PATHS, "head_dim": 256, "seqlen_q": 400, "seqlen_kv": 260}, spare=O_RING
     ),
-    "fa3 in a cluster": Case(schedule="fa3", fields=SMALL, shape=PAIR, spare=IN_CTAS, dead=24),
+    "fa3 in a cluster": Case(schedule="fa3", fields=SMALL, shape=PAIR, spare=O_RING, dead=24),
     "fa3 in a cluster in 8 bits": Case(
-        schedule="fa3", fields=SMALL, shape={**PAIR, "head_dim": 192, "dtype": "fp8"}, spare=IN_CTAS, dead=24
+        schedule="fa3", fields=SMALL, shape={**PAIR, "head_dim": 192, "dtype": "fp8"}, spare=O_RING, dead=24
     ),
     "fa3 in a cluster with wide heads": Case(schedule="fa3", shape={**PAIR, "head_dim": 256}, spare=O_RING, dead=20),
     "fa2": Case(schedule="fa2"),
