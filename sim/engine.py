@@ -40,7 +40,8 @@ import numpy as np
 
 from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS, PIPES, Instruction, Path
-from ..model.program import IntArray, Program
+from ..model.program import IntArray, Opcode, Program
+from ..model.rows import ARG, OPCODE
 
 TICKS_PER_CYCLE = 100
 
@@ -59,7 +60,7 @@ SPILL = DELAY + 1
 TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
-GROUPS = 8  # cp.async groups a warp may have in flight
+COPY_GROUPS, GROUPS = 16, 8  # groups that a warp may have in flight: of cp.async, of products
 LOOP_DEPTH = 4
 
 #: Why a warp waited, columns of ``Run.stalls``.
@@ -323,6 +324,7 @@ def make_job(
 
     ``bundles``: its :func:`bundle_table`, where that is at hand. With ``l2`` for all SMs, which share it as they come.
     """
+    _check_groups(program)
     l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
     whole_l2, whole_hbm = gpu.l2.bytes_per_clk * l2_clocks, hbm_bytes_per_s / (clock_mhz * 1e6)
     if l2 is None:
@@ -352,6 +354,14 @@ def make_job(
         l2=l2,
         record_limit=record_limit,
     )
+
+
+def _check_groups(program: Program) -> None:
+    """Raises ValueError for a wait that leaves more groups in flight than the engines keep: one lost would be waited for wrongly."""
+    for opcode, op, kept in ((Opcode.WAIT_GROUP, "wait_group", COPY_GROUPS), (Opcode.MMA_WAIT, "mma_wait", GROUPS)):
+        left = program.code[program.code[:, OPCODE] == opcode][:, ARG].max(initial=0)
+        if left >= kept:
+            raise ValueError(f"{program.name} has {op} arg={left}; at most {kept - 1} groups may stay in flight: use fewer stages")
 
 
 def _latencies(program: Program, gpu: GPU, clock_mhz: float) -> IntArray:

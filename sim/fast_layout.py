@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model.program import IntArray, Opcode
-from .engine import GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job
+from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
 
 QUARTERS = 4
@@ -41,9 +41,9 @@ QUARTER_KINDS = [PLAIN] + [TIME] * (2 + N_PIPES) + [TOTAL]
 #: The SM's.
 TENSOR_FREE, SMEM_FREE = range(2)
 
-#: Outside: of a warp, cp.async's open group, how many are closed, when the last GROUPS landed, and when loads to its
+#: Outside: of a warp, cp.async's open group, how many are closed, when the last COPY_GROUPS landed, and when loads to its
 #: scoreboards do.
-OPEN, CLOSED, GROUP, LAND = 0, 1, 2, 2 + GROUPS
+OPEN, CLOSED, GROUP, LAND = 0, 1, 2, 2 + COPY_GROUPS
 OUTSIDE_WARP = LAND + SCOREBOARDS
 #: Of an mbarrier: when the copies of its phase land, and when the last phase of each parity was over.
 COPIES, OVER, OUTSIDE_MBARRIER = 0, 1, 3

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..model.instructions import Path
-from .engine import CHIP_RATE, GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, TMA
+from .engine import CHIP_RATE, COPY_GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, TMA
 from .fast_layout import (
     CLOSED,
     COPIES,
@@ -76,8 +76,8 @@ def answer(plan: Any, state: Any, sm: int, t: Any, kind: Any, a: Any, b: Any, x:
 def close(outside: Any, warp: Any) -> None:
     w = warp * OUTSIDE_WARP
     closed = outside[w + CLOSED]
-    before = outside[w + GROUP + (closed - 1) % GROUPS] if closed > 0 else 0
-    outside[w + GROUP + closed % GROUPS] = max(before, outside[w + OPEN])
+    before = outside[w + GROUP + (closed - 1) % COPY_GROUPS] if closed > 0 else 0
+    outside[w + GROUP + closed % COPY_GROUPS] = max(before, outside[w + OPEN])
     outside[w + CLOSED] += 1
     outside[w + OPEN] = 0
 
@@ -86,7 +86,7 @@ def close(outside: Any, warp: Any) -> None:
 def groups_left(outside: Any, t: Any, warp: Any, most: Any) -> Any:
     w = warp * OUTSIDE_WARP
     number = outside[w + CLOSED] - most
-    return max(0, outside[w + GROUP + (number - 1) % GROUPS] - t) if number > 0 else 0
+    return max(0, outside[w + GROUP + (number - 1) % COPY_GROUPS] - t) if number > 0 else 0
 
 
 @part

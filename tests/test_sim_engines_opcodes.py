@@ -22,6 +22,7 @@ from flashsim.sim.engine import (
     PRODUCT,
     RESULT,
     STALL_BARRIER,
+    STALL_GROUP,
     STALL_PRODUCT,
     TICKS_PER_CYCLE,
     Job,
@@ -167,3 +168,32 @@ def test_a_barrier_costs_what_its_count_says() -> None:
     slow, fast = both(replace(job, latency=latency)), both(job)
     waited = slow.stalls[0, 1, STALL_BARRIER] - fast.stalls[0, 1, STALL_BARRIER]
     assert waited == len(job.queue) * 3 * 10_000_000
+
+
+def groups_in_flight(left: int, groups: int) -> Program:
+    """A warp that copies ``groups`` groups and waits until at most ``left`` are in flight, then until none is."""
+    b = Builder(name="groups", registers=64)
+    b.smem("Ks", rows=64, cols=64, bytes_per_element=2)
+    with b.role("loads", warps=1, registers=64):
+        b.op("tile")
+        for _ in range(groups):
+            b.op("load_async", writes="Ks", reads="K", index=Index(arg="plane"))
+            b.op("commit")
+        for most in (left, 0):
+            b.op("wait_group", arg=most)
+            b.issue("ffma", 4)
+    rows = {"heads": 1, "rows": 64 * 8, "cols": 64, "bytes_per_element": 2, "block_rows": 64, "head_arg": "zero"}
+    tiles = Tiles(names=("plane", "zero"), values=np.array([[0, 0], [1, 0]]))
+    return b.build(tensors=(Tensor(name="K", **rows),), tiles=tiles)
+
+
+@pytest.mark.parametrize(("left", "groups"), [(7, 9), (8, 9), (11, 12), (11, 14), (15, 16), (15, 40)])
+def test_a_wait_leaves_many_groups_in_flight(left: int, groups: int) -> None:
+    """As many as a deep ring of K and V keeps: the wait ends when the group before them has landed, not a later one."""
+    run = both(job_of(groups_in_flight(left, groups), "h200"))
+    assert run.stalls[..., STALL_GROUP].any()
+
+
+def test_more_groups_than_the_engines_keep_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^groups has wait_group arg=16; at most 15 groups may stay in flight: use fewer stages$"):
+        job_of(groups_in_flight(16, 17), "h200")
