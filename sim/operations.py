@@ -216,7 +216,8 @@ class Pricing:
         if cost[SMEM]:
             uses["smem"] = beside["smem"] = float(cost[SMEM]) * warps
         need = [max((most * float(cost[c[i]]) for u, c in columns.items() if u != "tmem"), default=0.0) for i in (0, 1)]
-        waiting = uses.get("smem", 0.0)
+        # what is spilled is stored and loaded again well before its use: no warp waits for the port
+        waiting = 0.0 if self.program.statements[statements[0]].kind == "spill" else uses.get("smem", 0.0)
         return Operation(
             name=self._name(statements), role=self.program.roles[loop.role].name, cta=0, kind=kind,
             unit=self._unit(statements[0], loop) if kind == "vector" else "issue", statements=tuple(statements),
