@@ -168,7 +168,7 @@ def prediction(result: Result) -> None:
     console.print(
         f"[bold]bounds[/bold]  lower (max of units: {top}) {result.bounds['max_of_units']:,.0f} cycles,"
         f" predicted {result.cycles:,.0f}, one after the other (sum of units) {result.bounds['sum_of_units']:,.0f}\n"
-        f"  initiation interval of the steady loop {result.bounds['ii']:,.0f} cycles an SM"
+        f"  least interval of the steady loop {result.bounds['ii']:,.0f} cycles an SM"
         f" (busiest unit {result.bounds['ii_resource']:,.0f}, one warp alone {result.bounds['ii_recurrence']:,.0f})"
     )
     counts = ", ".join(f"{name} {n:,}" for name, n in result.instructions.items())

@@ -13,7 +13,7 @@ from flashsim.model.schedules import get_schedule
 from flashsim.sim.predict import simulate
 from flashsim.validate import crosscheck as module
 from flashsim.validate.crosscheck import Prediction, crosscheck, summarize, verdict
-from flashsim.validate.protocol import flush_in, repeats_in
+from flashsim.validate.protocol import clock_in, flush_in, repeats_in
 
 COLUMNS = [
     "source", "gpu", "clock_mhz", "kernel", "pass", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim",
@@ -84,6 +84,8 @@ def test_a_rows_protocol_decides_how_long_its_load_lasted() -> None:
     assert repeats_in({"source": "FA2 README chart"}) == repeats_in({}) == 0
     assert repeats_in({"source": "FA3 paper Table 2", "repeats": "7"}) == 7
     assert repeats_in({"cycles": "1000"}) == 1
+    assert clock_in({"cycles": 1.5e6, "time_ns": 1e6}) == 1500.0
+    assert clock_in({"cycles": 1.5e6, "time_ns": None}) is clock_in({}) is None
     assert flush_in({"note": "free clock 700 W; do_bench median"}) == 256 * 2**20
     assert flush_in({"note": "read off a chart"}) == flush_in({}) == 0
     with pytest.raises(ValueError, match=r"repeats is '2\.5'; it must be a whole number of launches, 0 for a load that has"):
@@ -243,7 +245,7 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
 def test_verdicts_say_what_the_error_means(error: float, limiter: str, words: str) -> None:
     said = verdict(error, Prediction(ms=1.5, cycles=1e6, tflops=1.0, limiter=limiter))
     assert words in said
-    assert said.startswith("slower than the hardware allows: ") == (error < -10)
+    assert said.startswith("slower than predicted: ") == (error < -10)
 
 
 def test_the_summary_counts_and_groups() -> None:

@@ -28,7 +28,7 @@ from ..model.gpu import load_gpu
 from ..model.schedule import MOST_QUERY_ROWS, Schedule
 from ..model.schedules import SCHEDULES, get_schedule
 from ..sim.predict import ENGINES, Result, simulate
-from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, flush_in, repeats_in
+from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, clock_in, flush_in, repeats_in
 from .summary import summarize
 
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
@@ -179,7 +179,7 @@ def understand(row: Row, *, gpu: str | None, engine: str) -> Row:
         label = attention.label
         measured = _measured(cells, attention)
         schedule = _schedule(cells["kernel"], _variant(cells))
-        clock = _positive(cells, "clock_mhz") or "power"
+        clock = _positive(cells, "clock_mhz") or clock_in({n: _positive(cells, n) for n in ("cycles", "time_ns")}) or "power"
         load: dict[str, int] = {"repeats": repeats_in(cells), "flush_bytes": flush_in(cells)}
     except (ValueError, OSError) as error:
         return replace(row, label=label, reason=" ".join(str(error).split()))
@@ -388,11 +388,11 @@ def _report(row: Row, outcome: Prediction | str) -> dict[str, Any]:
 
 
 def verdict(error_pct: float, prediction: Prediction, unit: str = "ms") -> str:
-    """The error in words: as predicted, slower than the hardware allows and what to look for, or faster than predicted."""
+    """The error in words: as predicted, slower than predicted and what to look for, or faster than predicted."""
     if abs(error_pct) <= CLOSE_PCT:
         return f"as predicted (within {CLOSE_PCT:.0f} %)"
     if error_pct > 0:
         return "faster than predicted: the model misses something or the clock was higher"
     amount = f"{prediction.cycles:,.0f} cycles" if unit == "cycles" else f"{prediction.ms:.4g} ms"
     hint = next(hint for word, hint in LOOK_FOR if word in prediction.limiter)
-    return f"slower than the hardware allows: predicted {amount}, bound by {prediction.limiter}; look for {hint}"
+    return f"slower than predicted: {amount}, bound by {prediction.limiter}; if the model is right, look for {hint}"

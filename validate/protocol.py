@@ -40,3 +40,9 @@ def repeats_in(cells: Mapping[str, str]) -> int:
 def flush_in(cells: Mapping[str, str]) -> int:
     """Bytes that the benchmark of a row wrote to HBM before each launch; its note names do_bench, or nothing is known."""
     return DO_BENCH_FLUSH if "do_bench" in (cells.get("note") or "") else 0
+
+
+def clock_in(measured: Mapping[str, float | None]) -> float | None:
+    """MHz of a row whose profiler tells both its cycles and its time in ns; None where one is blank."""
+    cycles, ns = measured.get("cycles"), measured.get("time_ns")
+    return 1e3 * cycles / ns if cycles and ns else None
