@@ -14,4 +14,4 @@ def extra(module: str, name: str, purpose: str) -> Any:
         if error.name != module.partition(".")[0]:
             raise
         library = module.partition(".")[0]
-        raise ValueError(f"{purpose} needs {library}, which is not installed: in a clone, pip install '.[{name}]'") from None
+        raise ValueError(f"{purpose} needs {library}, which is not installed: pip install '.[{name}]'") from None

@@ -54,7 +54,7 @@ def check_path(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"cannot draw {path.name}: the name must end in {', '.join(SUFFIXES)}; change -o")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("a timeline picture needs matplotlib, which is not installed: pip install 'flashsim[plot]'")
+        raise ValueError("a timeline picture needs matplotlib, which is not installed: pip install '.[plot]'")
 
 
 def draw(laid: Picture, result: Result, figure_type: type[Figure]) -> Figure:

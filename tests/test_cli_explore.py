@@ -120,8 +120,8 @@ def test_an_unwritable_picture_costs_the_picture_not_the_table(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("library", "args", "words"),
     [
-        ("pyarrow", ["-o", "x.parquet"], "a sweep file needs pyarrow, which is not installed: pip install 'flashsim[explore]'"),
-        ("optuna", ["--trials", "1"], "--trials needs optuna, which is not installed: pip install 'flashsim[explore]'"),
+        ("pyarrow", ["-o", "x.parquet"], "a sweep file needs pyarrow, which is not installed: pip install '.[explore]'"),
+        ("optuna", ["--trials", "1"], "--trials needs optuna, which is not installed: pip install '.[explore]'"),
         ("distributed", ["--dask", "tcp://127.0.0.1:1"], "--dask needs distributed, which is not installed"),
         ("matplotlib", ["--heatmap", "block_q,warps", "x.png"], "--heatmap needs matplotlib, which is not installed"),
     ],

@@ -66,5 +66,5 @@ def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "ortools", None)
     outcome = run(*ONE_TILE)
     assert outcome.exit_code == 2
-    needs = "the best modulo schedule needs ortools, which is not installed: pip install 'flashsim[optimum]'"
+    needs = "the best modulo schedule needs ortools, which is not installed: pip install '.[optimum]'"
     assert outcome.stderr == f"flashsim: {needs}\n"

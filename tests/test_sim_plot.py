@@ -282,7 +282,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, said = run("plot", "fa2", *SHAPE, "-o", "out.png")
     assert code == 2
-    assert said == "flashsim: a timeline picture needs matplotlib, which is not installed: pip install 'flashsim[plot]'"
+    assert said == "flashsim: a timeline picture needs matplotlib, which is not installed: pip install '.[plot]'"
 
 
 def test_instructions_of_a_slice_are_named() -> None:

