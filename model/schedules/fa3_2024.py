@@ -37,15 +37,19 @@ class FirstConsumer(Consumer):
     def _first(self) -> None:
         """The tile's last K/V block: masked, in a turn of its own; in order it has its P V too."""
         b, w, t = self.b, self.w, self.t
+        early = not (t.scores_in_turn and t.fp8)  # whether the next turn begins before S is known
+        if self.writer and not t.specialized:
+            b.op("store_wait")
+        self.loads.begin()
         with self._counted("first_block"):
             b.op("mbarrier_wait", barrier="q_full", ring="q")
             self._wait("k")
             self._turn(False)
             self._qk(False)
-            self._next_turn(False, on=not t.scores_in_turn)
+            self._next_turn(False, on=early)
             self._tell_stored()
             b.op("mma_wait", arg=0)
-            self._next_turn(False, on=t.scores_in_turn)
+            self._next_turn(False, on=not early)
             self._release("k")
             self._mask(Index(arg="n_blocks", const=-1))
             b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
@@ -72,6 +76,7 @@ class FirstConsumer(Consumer):
         self._rescale(2, scaled, phased, masked)
         self._pv(phased)
         self._next_turn(phased)
+        self.loads.go_on(j)
         with self._phase("qk_done_wait", on=phased):
             b.op("mma_wait", arg=1)
         top = (0.0, self.rows_beside)
@@ -122,7 +127,7 @@ class FirstConsumer(Consumer):
         return until
 
     def _last(self) -> None:
-        with self._counted("last"):
+        with self._counted("last" if self.overlap else ""):
             super()._last()
 
     def _tell_stored(self) -> None:

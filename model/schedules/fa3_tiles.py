@@ -31,7 +31,7 @@ TILES = {
     (256, True): (128, 128, 128),
 }
 #: The same of July 2024, as far as its binaries were read; None: not with a causal mask.
-TILES_2024 = {
+TILES_2024: Mapping[tuple[int, bool], tuple[int, int | None, int]] = {
     (64, False): (192, 128, 128),
     (128, False): (128, 128, 176),
     (256, False): (128, None, 80),
@@ -113,7 +113,7 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
     released_q, causal_kv, other_kv = TILES[d, fp8]
     first = schedule.build == "2024-07"
     if first:
-        released_q, causal_kv, other_kv = _first_tile(d, fp8, schedule, attention)
+        released_q, causal_kv, other_kv = _first_tile(d, fp8, attention)
     elif schedule.build != "released":
         raise ValueError(f"fa3 has no build {schedule.build!r}; it has released and 2024-07 (as published first): set one")
     block_q, block_kv = schedule.block_q or released_q, schedule.block_kv or (causal_kv if attention.causal else other_kv)
@@ -157,14 +157,14 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         overlap=overlap,
         build=schedule.build if first else None,
         pv_in_turn=not first or d == 128,
-        scores_in_turn=first and fp8,
-        o_told="end" if not first else "next" if schedule.persistent else "never",
+        scores_in_turn=first and not overlap,
+        o_told="end" if not first else "next" if schedule.persistent and schedule.warp_specialization else "never",
     )
     _check_accumulators(t)
     return t
 
 
-def _first_tile(head_dim: int, fp8: bool, schedule: FA3, attention: Attention) -> tuple[int, int, int]:
+def _first_tile(head_dim: int, fp8: bool, attention: Attention) -> tuple[int, int, int]:
     """July 2024's block_q and block_kv with a mask and without one, where its kernels were read."""
     block_q, causal_kv, other_kv = TILES_2024.get((head_dim, fp8), (0, None, 0))
     if max(attention.head_dim, attention.head_dim_v) not in (64, 128, 256) or not block_q or (attention.causal and not causal_kv):
@@ -172,8 +172,6 @@ def _first_tile(head_dim: int, fp8: bool, schedule: FA3, attention: Attention) -
             "fa3's build 2024-07 was read for bf16 and fp16 at head_dim 64, 128 and (without a mask) 256, and for FP8 without a mask"
             f" at 128 and 256, got {attention.dtype}, head_dim {attention.head_dim}, causal={attention.causal}: set build=released"
         )
-    if not (schedule.warp_specialization and (schedule.intra_overlap or fp8)):
-        raise ValueError("fa3's build 2024-07 has warp specialization, and overlap in 16 bits: leave both switches on")
     return block_q, causal_kv or other_kv, other_kv
 
 
@@ -240,8 +238,9 @@ def grid(gpu: GPU, attention: Attention, t: FA3Tile) -> Tiles:
 
 def in_order(t: FA3Tile, overlapped: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Phases of the loop without overlap: of its own binary, or where none was read the overlapped one's with softmax in one."""
+    turns = {"ping_pong": t.pingpong} if t.build and not t.fp8 else {}
     own = in_order_profile(
-        "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, build=t.build
+        "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, build=t.build, **turns
     )
     if own:
         return {phase["name"]: phase for phase in own["phases"]}
