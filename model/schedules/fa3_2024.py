@@ -11,6 +11,7 @@ from __future__ import annotations
 from ..program import Index
 from .fa3_consumer import Consumer
 from .fa3_producer import rows, shared
+from .fa3_tiles import peeled
 
 #: Where a binary rescales O, in the order of the code: before a turn, in it, and once Q K^T is issued.
 RESCALES = ("rescale", "rescale_in_turn", "rescale_after_qk")
@@ -37,33 +38,70 @@ class FirstConsumer(Consumer):
     def _first(self) -> None:
         """The tile's last K/V block: masked, in a turn of its own; in order it has its P V too."""
         b, w, t = self.b, self.w, self.t
-        early = not (t.scores_in_turn and t.fp8)  # whether the next turn begins before S is known
         if self.writer and not t.specialized:
             b.op("store_wait")
         self.loads.begin()
-        with self._counted("first_block"):
+        early = 0.0 if not (t.fp8 and self.profile) else self.profile["first_turn"]["xu"] / (t.block_kv / 2)
+        with self._counted("first_turn" if t.fp8 else "first_block"):
             b.op("mbarrier_wait", barrier="q_full", ring="q")
             self._wait("k")
             self._turn(False)
             self._qk(False)
-            self._next_turn(False, on=early)
+            self._next_turn(False, on=not t.fp8)
             self._tell_stored()
             b.op("mma_wait", arg=0)
-            self._next_turn(False, on=not early)
             self._release("k")
             self._mask(Index(arg="n_blocks", const=-1))
             b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
-            with b.interleaved():
-                self._exponentials((0.0, 1.0))
-                self._pack()
-        if not self.overlap:
-            self._own_pv(False, turn=not t.scores_in_turn)
-            self._turn(False, on=t.scores_in_turn and t.pv_in_turn)
+            if t.fp8:
+                self._exponentials((0.0, early))
+            else:
+                self._powers((0.0, 1.0))
+        if t.fp8:
+            self._next_turn(False)
+            with self._counted("first_block"):
+                self._powers((early, 1.0))
+                self._own_pv(False, turn=False)
+        elif not self.overlap:
+            self._own_pv(False, turn=False)
+
+    def _powers(self, share: tuple[float, float]) -> None:
+        with self.b.interleaved():
+            self._exponentials(share)
+            self._pack()
+
+    def _before(self, phase: str) -> None:
+        """In order the loop begins in a turn."""
+        self._turn(False, on=phase == "full" and not self.overlap and self.t.pv_in_turn)
+
+    def _peeled(self, j: Index) -> None:
+        """FP8's second block of a tile: P V outside of the turns."""
+        b, w = self.b, self.w
+        own = peeled(self.t) if self.profile else {}
+        looped, self.phases = self.phases, own
+        early = own["softmax_max"]["xu"] / (self.t.block_kv / 2) if own else 0.0
+        with self._phase("k_wait"):
+            self._wait("k")
+        self._turn(True)
+        self._qk(True)
+        b.op("mma_wait", arg=0)
+        with self._phase("softmax_max"):
+            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
+            self._exponentials((0.0, early))
+        self._next_turn(True)
+        with self._phase("softmax"):
+            self._release("k")
+            self._finish((early, 1.0))
+        self._own_pv(True, turn=False)
+        self.phases = looped
 
     def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
         b, w = self.b, self.w
         if not self.overlap:
-            self._block_in_order(j, masked=masked, phased=phased)
+            if masked:
+                self._peeled(j)
+            else:
+                self._block_in_order(j, masked=False, phased=phased)
             return
         with self._phase("k_wait", on=phased):
             self._wait("k")

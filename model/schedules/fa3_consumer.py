@@ -56,6 +56,7 @@ class Consumer:
         with b.when(Index(arg="n_blocks", const=-1)):
             self._first()
             for phase, (trips, last) in {"masked": ("n_masked", "n_blocks"), "full": ("n_full", "n_full")}.items():
+                self._before(phase)
                 j = Index(arg=last, const=-2 if phase == "masked" else -1, loop="i", coef=-1)
                 counts = self.profile.get("masked_block") if self.profile and phase == "masked" else None
                 with b.loop("i", Index(arg=trips), counts=counts, stall_cycles=counts.get("stall_cycles") if counts else None):
@@ -71,6 +72,9 @@ class Consumer:
     def _begin_turns(self) -> None:
         if self.pingpong and self.w == self.t.groups - 1:
             self.b.op("named_arrive", barrier="turn0")
+
+    def _before(self, phase: str) -> None:
+        """What comes before a tile's "masked" and "full" blocks."""
 
     @contextmanager
     def _counted(self, name: str) -> Iterator[None]:

@@ -231,9 +231,19 @@ def grid(gpu: GPU, attention: Attention, t: FA3Tile) -> Tiles:
     rest = np.maximum(masked - 1, 0)
     if t.build and attention.causal:  # so many steps with a mask, needed or not
         rest = np.clip(needed - 1, 0, ceil_div(t.block_q, t.block_kv))
+    elif t.build and t.fp8:  # the blocks beside the first that are peeled off the loop: one less than its stages
+        rest = np.clip(needed - 1, 0, 1)
     names = ("plane_q", "plane_kv", "q_block", "n_blocks", "n_masked", "n_full")
     values = np.stack([plane_q, plane_kv, q_block, needed, rest, np.maximum(needed - 1 - rest, 0)], axis=1)
     return Tiles(names=names, values=values)
+
+
+def peeled(t: FA3Tile) -> dict[str, Mapping[str, Any]]:
+    """Phases of the block that July 2024's FP8 peels off its loop."""
+    own = in_order_profile(
+        "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, build=t.build
+    )
+    return {phase["name"]: phase for phase in own["peeled"]} if own else {}
 
 
 def in_order(t: FA3Tile, overlapped: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
