@@ -22,6 +22,7 @@ from .fa3_loads import WARPS
 from .fa3_producer import producer, transpose
 from .fa3_tiles import FA3Tile, check, grid, tensors, tile
 
+
 @dataclass(frozen=True, kw_only=True)
 class FA3:
     """Switches: the tile (``block_q`` x ``block_kv``, None: the released table), ``stages`` of the K/V ring, ``pingpong``,
@@ -55,8 +56,8 @@ class FA3:
         profile = None
         if self.counts == "binary":
             profile = kernel_profile(
-                "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, causal=attention.causal,
-                **({"cluster": t.cluster, "build": None} if t.build is None else {"build": t.build}),
+                "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype,
+                causal=attention.causal, build=t.build, **({"cluster": t.cluster} if t.build is None else {}),
             )  # fmt: skip
         b = Builder(name="fa3_fwd", registers=profile["registers"] if profile and t.specialized else t.launch_registers)
         _buffers(b, t, self.stages)

@@ -1,9 +1,9 @@
 """FA3's consumers of July 2024, the time of its paper (flash-attention 5018ac6a, hopper/).
 
 Against the released ones: turns hold for a tile's first block too, and a warpgroup's own turn waits for all others; O is rescaled
-before P V instead of after it; under a mask as many blocks as a tile is wide are masked, needed or not; one warp stores O for all,
-and that its place (V's buffer) is free is told in the next tile, after that one's first Q K^T. Kernels without a next tile never
-tell. A first tile's loads wait for that as well here, where the kernel lets them pass.
+before P V instead of after it; under a mask as many blocks as a tile is wide are masked, needed or not; one warp stores O for
+all, and that its place (V's buffer) is free is told in the next tile, after that one's first Q K^T. CTAs of one tile never tell.
+Here a first tile's loads wait for that as well, which the kernel lets pass.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ class FirstConsumer(Consumer):
     def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
         b, w = self.b, self.w
         if not self.overlap:
-            if masked:
+            if masked and self.t.fp8:
                 self._peeled(j)
             else:
-                self._block_in_order(j, masked=False, phased=phased)
+                self._block_in_order(j, masked=masked, phased=phased)
             return
         with self._phase("k_wait", on=phased):
             self._wait("k")
@@ -151,18 +151,20 @@ class FirstConsumer(Consumer):
         if not any(each in self.phases for each in RESCALES):
             until = 1.0
         elif name in self.phases:
-            until = done + self.phases[name].get("of_which", {}).get("fmul", 0) / (self.t.head_dim / 2)
+            until = min(1.0, done + self.phases[name].get("of_which", {}).get("fmul", 0) / (self.t.head_dim / 2))
         else:
             return done
         if until > done:
-            share = {"share": (done, min(1.0, until))}
             with self._phase(name, on=phased):
                 if masked:
                     with self.b.when(Index(loop="i", const=-1)):
-                        self.b.op("scale_rows", writes=f"O{self.w}", reads=f"scale{self.w}", **share)
+                        self._scale_rows(done, until)
                 else:
-                    self.b.op("scale_rows", writes=f"O{self.w}", reads=f"scale{self.w}", **share)
+                    self._scale_rows(done, until)
         return until
+
+    def _scale_rows(self, first: float, last: float) -> None:
+        self.b.op("scale_rows", writes=f"O{self.w}", reads=f"scale{self.w}", share=(first, last))
 
     def _last(self) -> None:
         with self._counted("last" if self.overlap else ""):

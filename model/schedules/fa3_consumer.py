@@ -10,7 +10,7 @@ import numpy as np
 
 from ..program import Index
 from ..schedule import Builder
-from .fa3_loads import WARPS, OwnLoads
+from .fa3_loads import OwnLoads
 from .fa3_producer import rows, shared, start
 from .fa3_tiles import COUNTED, FA3Tile, in_order
 
@@ -59,7 +59,8 @@ class Consumer:
                 self._before(phase)
                 j = Index(arg=last, const=-2 if phase == "masked" else -1, loop="i", coef=-1)
                 counts = self.profile.get("masked_block") if self.profile and phase == "masked" else None
-                with b.loop("i", Index(arg=trips), counts=counts, stall_cycles=counts.get("stall_cycles") if counts else None):
+                stall_cycles = counts.get("stall_cycles") if counts else None
+                with b.loop("i", Index(arg=trips), counts=counts, stall_cycles=stall_cycles):
                     self._block(j, masked=phase == "masked", phased=counts is None)
             self._last()
         self._epilogue()
@@ -80,9 +81,8 @@ class Consumer:
     def _counted(self, name: str) -> Iterator[None]:
         """What the binary issues in this part of a tile beside its loops."""
         counts = self.profile.get(name) if self.profile else None
-        with self.b.phase(
-            counts={c: counts[c] for c in COUNTED} if counts else None, stall_cycles=counts.get("stall_cycles") if counts else None
-        ):
+        stall_cycles = counts.get("stall_cycles") if counts else None
+        with self.b.phase(counts={c: counts[c] for c in COUNTED} if counts else None, stall_cycles=stall_cycles):
             yield
 
     @contextmanager

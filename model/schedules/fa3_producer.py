@@ -61,8 +61,8 @@ def _load_rest(b: Builder, t: FA3Tile, v: str) -> None:
 
 
 def _load_and_transpose(b: Builder, t: FA3Tile) -> None:
-    """FP8 of July 2024: the warp that loads is one of those that transpose V (:func:`transpose`), so that it asks for a block only
-    once the one before it is transposed."""
+    """FP8 of July 2024: the warp that loads is one of those that transpose V (:func:`transpose`), so that it asks for a block
+    only once the one before it is transposed."""
     _load(b, t, "Vt", Index(arg="n_blocks", const=-1))
     with b.loop("i", Index(arg="n_blocks", const=-1)):
         b.op("mbarrier_wait", barrier="v_full", ring="v")

@@ -169,8 +169,9 @@ def _first_tile(head_dim: int, fp8: bool, attention: Attention) -> tuple[int, in
     block_q, causal_kv, other_kv = TILES_2024.get((head_dim, fp8), (0, None, 0))
     if max(attention.head_dim, attention.head_dim_v) not in (64, 128, 256) or not block_q or (attention.causal and not causal_kv):
         raise ValueError(
-            "fa3's build 2024-07 was read for bf16 and fp16 at head_dim 64, 128 and (without a mask) 256, and for FP8 without a mask"
-            f" at 128 and 256, got {attention.dtype}, head_dim {attention.head_dim}, causal={attention.causal}: set build=released"
+            "fa3's build 2024-07 was read for bf16 and fp16 at head_dim 64, 128 and (without a mask) 256, and for FP8 without a"
+            f" mask at 128 and 256, got {attention.dtype}, head_dim {attention.head_dim}, causal={attention.causal}:"
+            " set build=released"
         )
     return block_q, causal_kv or other_kv, other_kv
 
