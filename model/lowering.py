@@ -126,12 +126,12 @@ def row_max(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
     tile = buffers[s.reads[0]]
     rows = thread_rows(s, tile, warps)
     emit.depend()
-    emit.issue("fmnmx", elements(tile, warps))
-    for _ in range(2):  # four threads share a row: two exchange steps
+    emit.issue("fmnmx", portion(elements(tile, warps), s))
+    for _ in range(2 if portion(rows, s) else 0):  # four threads share a row: two exchange steps
         emit.depend()
-        emit.issue("shfl", rows)
+        emit.issue("shfl", portion(rows, s))
         emit.depend()
-        emit.issue("fmnmx", rows)
+        emit.issue("fmnmx", portion(rows, s))
 
 
 def exp2(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
@@ -178,7 +178,7 @@ def row_scale(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps:
 
 
 def scale_rows(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    emit.issue("fmul", elements(buffers[s.writes[0]], warps))
+    emit.issue("fmul", portion(elements(buffers[s.writes[0]], warps), s))
 
 
 def convert(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

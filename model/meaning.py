@@ -97,6 +97,8 @@ def mask(state: State, s: Statement) -> None:
 
 
 def row_max(state: State, s: Statement) -> None:
+    if unfinished(s):
+        return
     tile, name = state.tiles[s.reads[0]], s.writes[0]
     if s.attrs.get("split") == "cols":
         parts = np.stack(np.split(tile, int(s.attrs["parts"]), axis=-1))
@@ -150,6 +152,8 @@ def row_scale(state: State, s: Statement) -> None:
 
 
 def scale_rows(state: State, s: Statement) -> None:
+    if unfinished(s):
+        return
     state.tiles[s.writes[0]] = state.tiles[s.writes[0]] * state.tiles[s.reads[0]][:, None]
 
 

@@ -74,6 +74,7 @@ _ROWS = (
     _op("barrier", "-", lowering.marker, meaning.nothing, "PTX bar.sync"),
     _op("tma_load", "TMA, L2, HBM", lowering_async.tma_load, meaning.load, "PTX cp.async.bulk.tensor", "its mbarrier"),
     _op("tma_store", "TMA, L2, HBM, SMEM", lowering_async.tma_store, meaning.store, "PTX cp.async.bulk.tensor", "posted"),
+    _op("store_wait", "-", lowering_async.control, meaning.nothing, "PTX cp.async.bulk.wait_group.read"),
     _op("mbarrier_expect", "-", lowering_async.mbarrier_expect, meaning.nothing, "PTX mbarrier.arrive.expect_tx"),
     _op("mbarrier_arrive", "-", lowering_async.mbarrier_arrive, meaning.nothing, "PTX mbarrier.arrive"),
     _op("mbarrier_wait", "-", lowering_async.mbarrier_wait, meaning.nothing, "PTX mbarrier.try_wait.parity"),

@@ -111,8 +111,8 @@ def test_a_tile_that_does_not_fit_a_warpgroups_registers_is_refused() -> None:
 @pytest.mark.parametrize(
     ("build", "shape", "sentence"),
     [
-        ("2023", {}, "fa3 has no build '2023'; it has released and 2024-07 (FP8 as published first): set one"),
-        ("2024-07", {}, "fa3's build 2024-07 was read for FP8 without a mask at head_dim 128 and 256, got bf16"),
+        ("2023", {}, "fa3 has no build '2023'; it has released and 2024-07 (as published first): set one"),
+        ("2024-07", {"head_dim": 256, "causal": True}, "causal=True: set build=released"),
         ("2024-07", {"dtype": "fp8", "causal": True}, "causal=True: set build=released"),
         ("2024-07", {"dtype": "fp8", "head_dim": 64}, "head_dim 64, causal=False: set build=released"),
     ],

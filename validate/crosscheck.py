@@ -28,7 +28,7 @@ from ..model.gpu import load_gpu
 from ..model.schedule import MOST_QUERY_ROWS, Schedule
 from ..model.schedules import SCHEDULES, get_schedule
 from ..sim.predict import ENGINES, Result, simulate
-from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, clock_in, flush_in, repeats_in
+from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, clock_in, first_fa3, flush_in, repeats_in
 from .summary import summarize
 
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
@@ -235,7 +235,7 @@ def _measured(cells: Mapping[str, str], attention: Attention) -> dict[str, float
 
 
 def _variant(cells: Mapping[str, str]) -> str:
-    """The row's variant; of a paper's or the package's chart FA2's own build, and FP8 as FA3 had it first, not persistent."""
+    """The row's variant; of a paper's or the package's chart FA2's own build, of FA3's its first, with FP8 not persistent."""
     variant = cells.get("variant") or ""
     if cells["kernel"] == "cudnn" and re.fullmatch(r"[0-9.]+", variant):
         return f"version={variant}"
@@ -244,9 +244,10 @@ def _variant(cells: Mapping[str, str]) -> str:
     if PACKAGE_SOURCE.match(cells.get("source") or ""):
         if cells["kernel"] == "fa2" and "build" not in variant:
             return f"build=flash-attn;{variant}"
-        if cells["kernel"] == "fa3" and cells.get("dtype") == "fp8" and "persistent" not in variant:
-            first = cells.get("causal") in (None, "", "0") and cells["head_dim"] in ("128", "256") and "build" not in variant
-            return f"persistent=false;{'build=2024-07;' if first else ''}{variant}"
+        if cells["kernel"] == "fa3":
+            fp8, causal = cells.get("dtype") == "fp8", cells.get("causal") not in (None, "", "0")
+            told = {"build": first_fa3(cells["head_dim"], fp8=fp8, causal=causal), "persistent": "false" if fp8 else ""}
+            return "".join(f"{name}={value};" for name, value in told.items() if value and name not in variant) + variant
     return variant
 
 

@@ -103,7 +103,7 @@ IDEAS = (
     ),
     Idea(
         name="warp specialisation", generation="FA3", schedule="fa3", attention=_FA3, gpus=_HOPPER, clock=1830.0,
-        without=(("warp_specialization", False),),
+        fields=(("build", "2024-07"),), without=(("warp_specialization", False),),
         claim="661 -> 570 TFLOP/s without it", source="FA3 table 2", loses=(1.16, 1.16),
     ),
     Idea(

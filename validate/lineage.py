@@ -48,7 +48,8 @@ _B200 = Attention(batch=1, heads_q=16, seqlen_q=32768, head_dim=128)
 _NARROW = Attention(batch=2, heads_q=32, seqlen_q=8192, head_dim=64)
 _NOT_EMULATED = (("exp2_emulation", 0.0),)
 _PACKAGE = (("build", "flash-attn"),)
-_FP8_PAPER = (("persistent", False), ("build", "2024-07"))
+_FA3_PAPER = (("build", "2024-07"),)
+_FP8_PAPER = (("persistent", False), *_FA3_PAPER)
 _FIRST_RELEASE = (("build", "flash-attn-2.0"),)
 
 ENTRIES = (
@@ -83,7 +84,7 @@ ENTRIES = (
     ),
     Entry(
         generation="FA3, H100", schedule="fa3", gpu="h100", attention=replace(_LONG, dtype="fp16"), published=648.0,
-        clock=1830.0, source="FA3 paper, figure 5",
+        clock=1830.0, source="FA3 paper, figure 5", switches=_FA3_PAPER,
         over=(("FA2, H100", None), ("Triton, H100", None), ("cuDNN, H100", None)),
     ),
     Entry(
@@ -93,7 +94,7 @@ ENTRIES = (
     ),
     Entry(
         generation="FA3 D256, H100", schedule="fa3", gpu="h100", attention=_WIDE, published=756.0, clock=1830.0,
-        source="FA3 paper, figure 5 (its text: up to 740)",
+        source="FA3 paper, figure 5 (its text: up to 740)", switches=_FA3_PAPER,
     ),
     Entry(
         generation="FA3 D256, 1830 MHz kept", schedule="fa3", gpu="h100", attention=replace(_WIDE, dtype="bf16"), published=840.0,
@@ -102,7 +103,7 @@ ENTRIES = (
     Entry(
         generation="FA3 FP8 D256, 1830 MHz kept", schedule="fa3", gpu="h100", attention=replace(_WIDE, dtype="fp8"),
         published=1300.0, clock=1830.0, power_limited=False, source="FA3, later abstract: 1.3 PFLOP/s",
-        switches=(("build", "2024-07"),),
+        switches=_FA3_PAPER,
     ),
     Entry(
         generation="FA2, H200", schedule="fa2", gpu="h200", attention=_H200, published=345.2, clock="power",

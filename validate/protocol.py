@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ..model.schedules.fa3_tiles import TILES_2024
+
 #: Sources that timed the flash-attn package; others are taken to have timed PyTorch's FlashAttention-2.
 PACKAGE_SOURCE = re.compile(r"FA[1-4] (paper|blog|chart|README)")
 #: The FA1 paper's tables of one attention call "on random vectors for Q, K, and V" (its appendix E.6): taken to be three arrays
@@ -17,6 +19,12 @@ REPEATS = ((re.compile(r"FA3 (paper|blog|chart)"), 100),)
 
 #: triton.testing.do_bench writes 256 MiB before each launch, so that no launch finds its operands in L2.
 DO_BENCH_FLUSH = 256 << 20
+
+
+def first_fa3(head_dim: str, *, fp8: bool, causal: bool) -> str:
+    """FA3's build of July 2024, the time of its paper, where its kernel was read; else none in particular."""
+    _, with_mask, without = TILES_2024.get((int(head_dim) if head_dim.isdigit() else 0, fp8), (0, None, None))
+    return "2024-07" if (with_mask if causal else without) else ""
 
 
 def repeats_of(source: str) -> int:

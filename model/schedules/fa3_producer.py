@@ -43,20 +43,53 @@ def producer(b: Builder, t: FA3Tile, stages: int) -> None:
         for w in range(t.groups):
             b.op("tma_load", writes=f"Qs{w}", reads="Q", index=rows(t, w), barrier="q_full", ring="q", copies=1)
         b.op("advance", ring="q")
-        b.op("mbarrier_wait", barrier="o_free", ring="o", previous=True)
-        b.op("advance", ring="o")
-        with b.loop("i", Index(arg="n_blocks", const=-1)):
-            _load(b, t, "K", Index(arg="n_blocks", const=-2, loop="i", coef=-1))
-            _load(b, t, v, Index(arg="n_blocks", const=-1, loop="i", coef=-1))
-        _load(b, t, v, Index())
+        if t.fp8 and t.build:
+            _load_and_transpose(b, t)
+        else:
+            _load_rest(b, t, v)
     if t.cluster > 1:
         _leave(b, t, stages)
+
+
+def _load_rest(b: Builder, t: FA3Tile, v: str) -> None:
+    """K_j with V_(j+1), once the last tile's O has left V's buffer, and V_0."""
+    _o_stored(b, t)
+    with b.loop("i", Index(arg="n_blocks", const=-1)):
+        _load(b, t, "K", Index(arg="n_blocks", const=-2, loop="i", coef=-1))
+        _load(b, t, v, Index(arg="n_blocks", const=-1, loop="i", coef=-1))
+    _load(b, t, v, Index())
+
+
+def _load_and_transpose(b: Builder, t: FA3Tile) -> None:
+    """FP8 of July 2024: the warp that loads is one of those that transpose V (:func:`transpose`), so that it asks for a block
+    only once the one before it is transposed."""
+    _load(b, t, "Vt", Index(arg="n_blocks", const=-1))
+    with b.loop("i", Index(arg="n_blocks", const=-1)):
+        b.op("mbarrier_wait", barrier="v_full", ring="v")
+        b.op("advance", ring="v")
+        _load(b, t, "K", Index(arg="n_blocks", const=-2, loop="i", coef=-1))
+        _load(b, t, "Vt", Index(arg="n_blocks", const=-2, loop="i", coef=-1))
+    b.op("mbarrier_wait", barrier="v_full", ring="v")
+    b.op("advance", ring="v")
+
+
+def _o_stored(b: Builder, t: FA3Tile) -> None:
+    """Until the last tile's O has left V's buffer; of July 2024 until the consumers say so in this tile (:mod:`.fa3_2024`)."""
+    if t.o_told != "never":
+        b.op("mbarrier_wait", barrier="o_free", ring="o", previous=t.o_told == "end")
+        b.op("advance", ring="o")
 
 
 def _leave(b: Builder, t: FA3Tile, stages: int) -> None:
     """A CTA stays until all that the other one sends it has come: its consumers give O's place back last, and in 8 bits the
     warps that transpose V its last stage (the released kernel waits for every stage of K and V as well)."""
     with b.ending():
+        if t.build is not None:
+            for ring in ("k", "vt" if t.fp8 else "v"):
+                for _ in range(stages):
+                    b.op("mbarrier_wait", barrier=f"{ring}_empty", ring=ring, previous=True)
+                    b.op("advance", ring=ring)
+            return
         b.op("mbarrier_wait", barrier="o_free", ring="o", previous=True)
         if t.fp8:
             for _ in range(stages - 1):
@@ -69,6 +102,9 @@ def transpose(b: Builder, t: FA3Tile) -> None:
     if t.cluster > 1:
         start(b, t)
         b.op("tile")
+    if t.build:
+        with b.when(Index(arg="n_blocks", const=-1)):
+            _o_stored(b, t)
     with b.loop("i", Index(arg="n_blocks")):
         b.op("mbarrier_wait", barrier="vt_full", ring="vt")
         b.op("mbarrier_wait", barrier="v_empty", ring="v", previous=True)

@@ -30,8 +30,14 @@ TILES = {
     (192, True): (128, 160, 160),
     (256, True): (128, 128, 128),
 }
-#: FP8 of July 2024: head_dim -> (block_q, block_kv).
-FP8_2024 = {128: (128, 256), 256: (128, 128)}
+#: The same of July 2024, as far as its binaries were read; None: not with a causal mask.
+TILES_2024: Mapping[tuple[int, bool], tuple[int, int | None, int]] = {
+    (64, False): (192, 128, 128),
+    (128, False): (128, 128, 176),
+    (256, False): (128, None, 80),
+    (128, True): (128, None, 256),
+    (256, True): (128, None, 128),
+}
 #: What a phase's counts are of, beside its products.
 COUNTED = ("fma", "alu", "xu", "lsu", "other")
 #: Consumer warpgroups -> registers per thread of the producer and of consumers after setmaxnreg.
@@ -53,7 +59,9 @@ class FA3Tile:
     element: int
     pingpong: bool
     p_in_smem: bool
+    #: Whether O is rescaled before P V instead of after it, and that while Q K^T is issued.
     rescale_first: bool
+    rescale_in_qk: bool
     longest_first: bool
     specialized: bool
     overlap: bool
@@ -61,6 +69,8 @@ class FA3Tile:
     #: Without overlap: whether a turn begins at P V (else at Q K^T), and lasts until S is known (else until Q K^T is issued).
     pv_in_turn: bool
     scores_in_turn: bool
+    #: When a tile's O has left V's buffer and the producer is told: at the tile's "end", in the "next" tile, or "never".
+    o_told: str
 
     @property
     def fp8(self) -> bool:
@@ -103,10 +113,9 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
     released_q, causal_kv, other_kv = TILES[d, fp8]
     first = schedule.build == "2024-07"
     if first:
-        _check_first(d, attention)
-        released_q, other_kv = FP8_2024[d]
+        released_q, causal_kv, other_kv = _first_tile(d, fp8, attention)
     elif schedule.build != "released":
-        raise ValueError(f"fa3 has no build {schedule.build!r}; it has released and 2024-07 (FP8 as published first): set one")
+        raise ValueError(f"fa3 has no build {schedule.build!r}; it has released and 2024-07 (as published first): set one")
     block_q, block_kv = schedule.block_q or released_q, schedule.block_kv or (causal_kv if attention.causal else other_kv)
     step = 32 if fp8 else 16
     if block_q % 64 or not 64 <= block_q <= 192 or block_kv % step or not step <= block_kv <= 256:
@@ -130,6 +139,8 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
             f" of {block_q} rows and no mask; set cluster=1"
         )
     released = d >= 128 if fp8 else d <= 128
+    overlap = schedule.intra_overlap and not (first and fp8)
+    wide = not fp8 and d > 128 and schedule.intra_overlap  # in order no product of Q K^T is under way to hide it
     t = FA3Tile(
         head_dim=d,
         block_q=block_q,
@@ -138,25 +149,31 @@ def tile(schedule: FA3, gpu: GPU, attention: Attention) -> FA3Tile:
         cluster=cluster,
         element=1 if fp8 else 2,
         pingpong=(released if schedule.pingpong is None else schedule.pingpong) and groups > 1,
-        p_in_smem=not fp8 and d <= 96 and not (attention.causal and d <= 64),
-        longest_first=schedule.longest_first,
-        rescale_first=not fp8 and d > 128 and schedule.intra_overlap,  # in order no product of Q K^T is under way to hide it
+        p_in_smem=not fp8 and d <= 96 and not (attention.causal and d <= 64) and not first,
+        longest_first=schedule.longest_first and not first,
+        rescale_first=wide or (first and overlap),
+        rescale_in_qk=wide,
         specialized=schedule.warp_specialization,
-        overlap=schedule.intra_overlap and not first,
+        overlap=overlap,
         build=schedule.build if first else None,
         pv_in_turn=not first or d == 128,
-        scores_in_turn=first,
+        scores_in_turn=first and not overlap,
+        o_told="end" if not first else "next" if schedule.persistent and schedule.warp_specialization else "never",
     )
     _check_accumulators(t)
     return t
 
 
-def _check_first(head_dim: int, attention: Attention) -> None:
-    if attention.dtype != "fp8" or attention.causal or head_dim not in FP8_2024:
+def _first_tile(head_dim: int, fp8: bool, attention: Attention) -> tuple[int, int, int]:
+    """July 2024's block_q and block_kv with a mask and without one, where its kernels were read."""
+    block_q, causal_kv, other_kv = TILES_2024.get((head_dim, fp8), (0, None, 0))
+    if max(attention.head_dim, attention.head_dim_v) not in (64, 128, 256) or not block_q or (attention.causal and not causal_kv):
         raise ValueError(
-            f"fa3's build 2024-07 was read for FP8 without a mask at head_dim 128 and 256, got {attention.dtype}, head_dim"
-            f" {head_dim}, causal={attention.causal}: set build=released"
+            "fa3's build 2024-07 was read for bf16 and fp16 at head_dim 64, 128 and (without a mask) 256, and for FP8 without a"
+            f" mask at 128 and 256, got {attention.dtype}, head_dim {attention.head_dim}, causal={attention.causal}:"
+            " set build=released"
         )
+    return block_q, causal_kv or other_kv, other_kv
 
 
 def _check_accumulators(t: FA3Tile) -> None:
@@ -213,15 +230,28 @@ def grid(gpu: GPU, attention: Attention, t: FA3Tile) -> Tiles:
     needed, masked = kv_blocks(attention, t.block_q, t.block_kv, q_block)
     plane_q, plane_kv = planes(attention, batch, head)
     rest = np.maximum(masked - 1, 0)
+    if t.build and attention.causal:  # so many steps with a mask, needed or not
+        rest = np.clip(needed - 1, 0, ceil_div(t.block_q, t.block_kv))
+    elif t.build and t.fp8:  # the blocks beside the first that are peeled off the loop: one less than its stages
+        rest = np.clip(needed - 1, 0, 1)
     names = ("plane_q", "plane_kv", "q_block", "n_blocks", "n_masked", "n_full")
     values = np.stack([plane_q, plane_kv, q_block, needed, rest, np.maximum(needed - 1 - rest, 0)], axis=1)
     return Tiles(names=names, values=values)
 
 
-def in_order(t: FA3Tile, overlapped: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Phases of the loop without overlap: of its own binary, or where none was read the overlapped one's with softmax in one."""
+def peeled(t: FA3Tile) -> dict[str, Mapping[str, Any]]:
+    """Phases of the block that July 2024's FP8 peels off its loop."""
     own = in_order_profile(
         "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, build=t.build
+    )
+    return {phase["name"]: phase for phase in own["peeled"]} if own else {}
+
+
+def in_order(t: FA3Tile, overlapped: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Phases of the loop without overlap: of its own binary, or where none was read the overlapped one's with softmax in one."""
+    turns = {"ping_pong": t.pingpong} if t.build and not t.fp8 else {}
+    own = in_order_profile(
+        "fa3", head_dim=t.head_dim, block_q=t.block_q, block_kv=t.block_kv, dtype=t.profile_dtype, build=t.build, **turns
     )
     if own:
         return {phase["name"]: phase for phase in own["phases"]}
