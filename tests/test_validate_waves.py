@@ -1,4 +1,4 @@
-"""Short launches and bursts as an H200 ran them: the files are what the programs that measured them write, and say what pages say."""
+"""Short launches and bursts, as an H200 ran them: files are what programs that measured them write, and say what pages say."""
 
 from __future__ import annotations
 

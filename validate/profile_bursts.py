@@ -27,9 +27,9 @@ def condensed(rows: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:
     bursts: dict[tuple[str, ...], dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["round"] in ROUNDS:
-            key = (row["where"], row["ctas"], row["bytes"], row["gap"], row["round"])
+            key: tuple[str, ...] = (row["where"], row["ctas"], row["bytes"], row["gap"], row["round"])
             bursts[key][row["repeat"]].append((int(row["begin_ns"]), int(row["cycles"])))
-    table = []
+    table: list[tuple[str, ...]] = []
     for key, repeats in bursts.items():
         found = []
         for sms in repeats.values():
