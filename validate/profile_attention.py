@@ -1,7 +1,8 @@
 """Read the profiler counters of attention kernels on this GPU, and their times at free clock, one CSV row a shape.
 
-Run where a GPU, PyTorch and Nsight Compute are:  python3 validate/profile_attention.py {fa2,fa3} OUT.csv
-``fa2`` is PyTorch's FlashAttention-2 kernel, ``fa3`` the package fa3-fwd. Counts and bytes do not depend on the clock, so
+Run where a GPU, PyTorch and Nsight Compute are:  python3 validate/profile_attention.py {fa2,fa3} OUT.csv [waves]
+``fa2`` is PyTorch's FlashAttention-2 kernel, ``fa3`` the package fa3-fwd. ``waves``: short launches, of full waves and of a CTA
+less or more, instead of a few long ones. Counts and bytes do not depend on the clock, so
 ``--clock-control none`` leaves the card as it is; the column ``loop_ms`` is the median of many launches back to back.
 """
 
@@ -74,10 +75,44 @@ SHAPES: dict[str, tuple[tuple[int | str, ...], ...]] = {
         (4, 8, 8, 4096, 4096, 256, 0, "fp8"),
     ),
 }
+Shape = tuple[int | str, ...]
+
+
+def short_launches(kernel: str) -> tuple[Shape, ...]:
+    """Shapes of one to sixteen full waves of short tiles, and of 131, 132, 133, 263, 264 and 265 CTAs (an H200 has 132 SMs)."""
+
+    def shape(heads: int, seqlen_q: int, seqlen_kv: int, head_dim: int = 128, causal: int = 0, heads_kv: int = 0) -> Shape:
+        return (1, heads, heads_kv or heads, seqlen_q, seqlen_kv, head_dim, causal, "bf16")
+
+    grids = [(h, n) for h in (33, 66, 132, 264) for n in (512, 1024, 2048) if h * n <= 264 * 1024]
+    grids += [(33, 4096), (33, 256), (264, 256), (1056, 128)]
+    if kernel == "fa2":
+        grids.remove((33, 256))  # PyTorch splits its keys: two kernels
+    shapes = [shape(h, n, n) for h, n in grids]
+    masked = ((33, 512), (264, 512), (33, 1024), (132, 1024), (33, 2048), (66, 2048))
+    shapes += [shape(h, n, n, causal=1) for h, n in masked]
+    for n in (512, 1024, 2048) if kernel == "fa2" else (768, 1536, 3072):
+        shapes += [shape(33, n, n, 64), shape(132, n, n, 64), shape(66, n, n, 64, causal=1)]
+    shapes += [shape(h, n, n, 256) for h, n in ((33, 512), (132, 512), (33, 1024), (33, 2048))]
+    for h in (131, 132, 133, 263, 264, 265):
+        shapes += [shape(h, 128, 4096), shape(h, 128, 1024)]
+    for h in (131, 132, 133):
+        shapes += [shape(h, 128, 4096, heads_kv=1), shape(h, 128, 4096, 64)]
+    if kernel == "fa3":
+        fp8 = ((33, 512), (264, 512), (33, 1024), (132, 1024), (33, 2048))
+        shapes += [(*shape(h, n, n)[:-1], "fp8") for h, n in fp8]
+    return tuple(shapes)
+
+
+def shapes_of(kernel: str, which: str) -> tuple[Shape, ...]:
+    """What is profiled: ``which`` is "waves" for short launches, else empty."""
+    return short_launches(kernel) if which == "waves" else SHAPES[kernel]
+
+
 KERNELS = {"fa2": "regex:flash_fwd", "fa3": "regex:FlashAttnFwd|flash::Flash|device_kernel"}
 
 
-def _call(kernel: str, shape: tuple[int | str, ...]) -> Any:
+def _call(kernel: str, shape: Shape) -> Any:
     """A function that launches ``kernel`` once on random inputs of ``shape``."""
     import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -97,21 +132,21 @@ def _call(kernel: str, shape: tuple[int | str, ...]) -> Any:
 
     def call() -> None:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=hq != hkv)
 
     return call
 
 
-def run_shapes(kernel: str) -> None:
+def run_shapes(kernel: str, which: str) -> None:
     """What runs under the profiler: one launch of each shape."""
     import torch
 
-    for shape in SHAPES[kernel]:
+    for shape in shapes_of(kernel, which):
         _call(kernel, shape)()
         torch.cuda.synchronize()
 
 
-def loop_ms(kernel: str, shape: tuple[int | str, ...], seconds: float = 0.4) -> float:
+def loop_ms(kernel: str, shape: Shape, seconds: float = 0.4) -> float:
     """Median milliseconds a launch over ``seconds`` of launches back to back, after as long a warm-up."""
     import torch
 
@@ -133,10 +168,10 @@ def loop_ms(kernel: str, shape: tuple[int | str, ...], seconds: float = 0.4) -> 
     return statistics.median(lap(n) for _ in range(8))
 
 
-def main(kernel: str, out: str) -> None:
-    """Profile and time all shapes of ``kernel`` and write ``out``. Exits with the profiler's words if it cannot read counters."""
+def main(kernel: str, out: str, which: str = "") -> None:
+    """Profile and time the shapes of ``kernel`` and write ``out``. Exits with the profiler's words if it cannot read counters."""
     command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--kernel-name", KERNELS[kernel], "--metrics"]
-    command += [",".join(METRICS.values()), sys.executable, __file__, "--shapes", kernel]
+    command += [",".join(METRICS.values()), sys.executable, __file__, "--shapes", kernel, which]
     report = subprocess.run(command, capture_output=True, text=True)
     if report.returncode:
         sys.exit(f"the profiler failed: {report.stdout[-1500:]} {report.stderr[-1500:]}")
@@ -145,7 +180,7 @@ def main(kernel: str, out: str) -> None:
     with Path(out).open("w", newline="") as file:
         writer = csv.DictWriter(file, ["gpu", "kernel", "pass", *SHAPE, *METRICS, "loop_ms"])
         writer.writeheader()
-        for shape, row in zip(SHAPES[kernel], rows, strict=True):
+        for shape, row in zip(shapes_of(kernel, which), rows, strict=True):
             values = {key: _plain(row[metric], units[metric]) for key, metric in METRICS.items()}
             named = dict(zip(SHAPE, shape, strict=True))
             time = round(loop_ms(kernel, shape), 5)
@@ -161,6 +196,6 @@ def _plain(value: str, unit: str) -> float:
 
 if __name__ == "__main__":
     if "--shapes" in sys.argv:
-        run_shapes(sys.argv[-1])
+        run_shapes(*sys.argv[2:])
     else:
-        main(sys.argv[1], sys.argv[2])
+        main(*sys.argv[1:])
