@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 KINDS = ("datasheet", "measured", "derived", "assumed")
 MAX_FLOAT = sys.float_info.max
-#: What no chip comes near, smallest (zero aside) and largest: within it ticks stay whole numbers of 64 bits and arrays of SMs fit.
+#: What no chip comes near, smallest (zero aside) and largest: within it ticks fit 64 bits and arrays of SMs fit memory.
 LIMITS = {
     "count": (1, 1e7), "cycles": (0, 1e9), "ns": (0, 1e9), "us": (0, 1e9), "ms": (0, 1e9), "MHz": (1, 1e6),
     "bytes/clk": (1e-3, 1e12), "bytes/s": (1e3, 1e18),
