@@ -204,8 +204,6 @@ def _run(
     from .sim.explore import explore as rows_of
 
     rows = dict(known)
-    if file and sys.stderr.isatty() and (trouble := file.refused()):
-        click.echo(f"flashsim: cannot write {file.path} so far ({trouble}); going on, the table will be printed", err=True)
     try:
         with _workers(options, plan - len(rows)) as workers, _progress("exploring", plan, len(rows)) as advance:
             for row in rows_of(sweep, workers, trials=options["trials"], seed=options["seed"], known=known):

@@ -10,6 +10,11 @@ from pydantic import BeforeValidator
 
 KINDS = ("datasheet", "measured", "derived", "assumed")
 MAX_FLOAT = sys.float_info.max
+#: What no chip comes near, smallest (zero aside) and largest: within it ticks fit 64 bits and arrays of SMs fit memory.
+LIMITS = {
+    "count": (1, 1e7), "cycles": (0, 1e9), "ns": (0, 1e9), "us": (0, 1e9), "ms": (0, 1e9), "MHz": (1, 1e6),
+    "bytes/clk": (1e-3, 1e12), "bytes/s": (1e3, 1e18),
+}  # fmt: skip
 
 
 class Sourced(float):
@@ -48,6 +53,10 @@ def _number(unit: str, *, zero: bool = False) -> Callable[[Any], Sourced]:
             raise ValueError(f"has the value {'-' * (value < 0)}inf; it must be finite, at most {MAX_FLOAT:.1e}")
         if value < 0 or (value == 0 and not zero):
             raise ValueError(f"has the value {value}; it must be {'zero or more' if zero else 'more than zero'}")
+        least, most = LIMITS.get(unit, (0, MAX_FLOAT))
+        if value and not least <= value <= most:
+            bound = f"at least {least:g}" if value < least else f"at most {most:g}"
+            raise ValueError(f"has the value {value:g}; it must be {bound} {unit}")
         if unit == "count" and value != int(value):
             raise ValueError(f"has the value {value}; it must be a whole number")
         if raw["unit"] != unit:

@@ -357,11 +357,11 @@ def make_job(
 
 
 def _check_groups(program: Program) -> None:
-    """Raises ValueError for a wait that leaves more groups in flight than the engines keep: one lost would be waited for wrongly."""
+    """Raises ValueError for a wait that leaves more groups in flight than the engines keep."""
     for opcode, op, kept in ((Opcode.WAIT_GROUP, "wait_group", COPY_GROUPS), (Opcode.MMA_WAIT, "mma_wait", GROUPS)):
         left = program.code[program.code[:, OPCODE] == opcode][:, ARG].max(initial=0)
         if left >= kept:
-            raise ValueError(f"{program.name} has {op} arg={left}; at most {kept - 1} groups may stay in flight: use fewer stages")
+            raise ValueError(f"{program.name} has {op} arg={left}; at most {kept - 1} may stay in flight: use fewer stages")
 
 
 def _latencies(program: Program, gpu: GPU, clock_mhz: float) -> IntArray:

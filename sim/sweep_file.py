@@ -8,6 +8,7 @@ date, how many candidates were planned, and whether all of them are there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -36,8 +37,9 @@ def _arrow() -> tuple[Any, Any]:
 class SweepFile:
     """Where the rows of ``sweep`` go. ``command`` is kept for the record; ``planned``: candidates that make it complete.
 
-    Making one raises ValueError where pyarrow is missing or ``path`` holds a sweep that this would replace (``replace``: whether
-    it may, since it is gone on with or the user said so), or anything that is no sweep, whatever the user said.
+    Making one raises ValueError where pyarrow is missing, where nothing can be written, or where ``path`` holds a sweep that this
+    would replace (``replace``: whether it may, since it is gone on with or the user said so), or anything that is no sweep,
+    whatever the user said.
     """
 
     path: Path
@@ -50,16 +52,20 @@ class SweepFile:
 
     def __post_init__(self) -> None:
         _arrow()
-        if not self.path.exists() or self.path.is_dir():
-            return  # of a folder, the first attempt to write tells
+        if trouble := self._refused():
+            raise ValueError(f"cannot write {self.path}: {trouble}; choose another path for -o")
+        if not self.path.exists():
+            return
         held = contents(self.path)
         if not held:
             raise ValueError(f"{self.path} holds no sweep, and explore replaces nothing else: choose another path for -o")
         if not self.replace and held != NOTHING:
             raise ValueError(f"{self.path} holds {held}: go on with --resume {self.path}, or replace it with --overwrite")
 
-    def refused(self) -> str:
-        """Why nothing can be written beside the file; empty where something can."""
+    def _refused(self) -> str:
+        """Why nothing can be written there; empty where something can."""
+        if self.path.is_dir():
+            return os.strerror(errno.EISDIR).lower()
         try:
             self._temporary.write_bytes(b"")
             self._temporary.unlink()

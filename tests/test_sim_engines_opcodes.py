@@ -195,5 +195,5 @@ def test_a_wait_leaves_many_groups_in_flight(left: int, groups: int) -> None:
 
 
 def test_more_groups_than_the_engines_keep_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^groups has wait_group arg=16; at most 15 groups may stay in flight: use fewer stages$"):
+    with pytest.raises(ValueError, match=r"^groups has wait_group arg=16; at most 15 may stay in flight: use fewer stages$"):
         job_of(groups_in_flight(16, 17), "h200")

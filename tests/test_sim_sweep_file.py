@@ -185,14 +185,13 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
             read_rows(path, sweep)
 
 
-def test_a_folder_that_is_not_there_costs_the_file_not_the_table(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_sweep(tmp_path: Path) -> None:
     out = tmp_path / "missing" / "sweep.parquet"
     done = run(*VARIED, "-o", str(out))
     assert done.exit_code == 2
-    assert "best by time" in done.stdout
-    assert done.stderr.strip() == (
-        f"flashsim: cannot write {out}: no such file or directory; rows are in the table only: choose another path for -o"
-    )
+    assert done.stdout == ""
+    assert done.stderr.strip() == f"flashsim: cannot write {out}: no such file or directory; choose another path for -o"
+    assert f"cannot write {tmp_path}: is a directory" in sentence(*VARIED, "-o", str(tmp_path))
 
 
 def test_a_full_disk_costs_the_file_not_the_table(tmp_path: Path) -> None:
