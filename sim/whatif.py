@@ -55,7 +55,8 @@ PRODUCTS = ("wgmma.cycles_per_column", "tcgen05.cycles_per_column")
 
 
 def units(gpu: GPU) -> dict[str, tuple[str, ...]]:
-    """The units of a chip: name -> its numbers. Pipes, ports and latencies; bandwidth and latency of a memory apart."""
+    """The units of a chip: name -> its numbers. Pipes, ports and latencies; bandwidth and latency of a memory apart. What costs
+    nothing on a chip is none of its units."""
     out: dict[str, tuple[str, ...]] = {}
     numbers = dict(gpu.numbers())
     for name in dict.fromkeys(row.pipe for row in INSTRUCTIONS.values()):
@@ -79,7 +80,8 @@ def units(gpu: GPU) -> dict[str, tuple[str, ...]]:
             out[f"{section} latency"] = times
         else:
             out |= {name: (name,) for name in times}
-    return {name: group for name, group in {**out, "power limit": ("power.limit_w",)}.items() if group}
+    out["power limit"] = ("power.limit_w",)
+    return {name: group for name, group in out.items() if any(float(numbers[number]) for number in group)}
 
 
 def numbers_of(gpu: GPU, name: str) -> tuple[str, ...]:
