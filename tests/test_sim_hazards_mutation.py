@@ -117,9 +117,9 @@ CASES: dict[str, Case] = {
     "fa3 with wide heads": Case(
         schedule="fa3", shape={**ALL_PATHS, "head_dim": 256, "seqlen_q": 400, "seqlen_kv": 260}, spare=O_RING
     ),
-    "fa3 in a cluster": Case(schedule="fa3", fields=SMALL, shape=PAIR, spare=O_RING, dead=24),
+    "fa3 in a cluster": Case(schedule="fa3", fields=SMALL, shape=PAIR, spare=O_RING, dead=22),
     "fa3 in a cluster in 8 bits": Case(
-        schedule="fa3", fields=SMALL, shape={**PAIR, "head_dim": 192, "dtype": "fp8"}, spare=O_RING, dead=24
+        schedule="fa3", fields=SMALL, shape={**PAIR, "head_dim": 192, "dtype": "fp8"}, spare=O_RING, dead=22
     ),
     "fa3 in a cluster with wide heads": Case(schedule="fa3", shape={**PAIR, "head_dim": 256}, spare=O_RING, dead=20),
     "fa2": Case(schedule="fa2"),

@@ -396,4 +396,4 @@ def verdict(error_pct: float, prediction: Prediction, unit: str = "ms") -> str:
         return "faster than predicted: the model misses something or the clock was higher"
     amount = f"{prediction.cycles:,.0f} cycles" if unit == "cycles" else f"{prediction.ms:.4g} ms"
     hint = next(hint for word, hint in LOOK_FOR if word in prediction.limiter)
-    return f"slower than predicted: {amount}, bound by {prediction.limiter}; if the model is right, look for {hint}"
+    return f"slower than predicted: predicted {amount}, bound by {prediction.limiter}; look for {hint}"
