@@ -124,7 +124,8 @@ def sustained(
         return float(gpu.power.idle_w) + core_watts(asked) * share + memory * 1e-6 / (launch_us + flush_us)
 
     if watts(cap) <= limit:
-        return Clock(mhz=min(cap_mhz, cap * slower), rule=f"{rule}; {watts(cap):.0f} of {gpu.power.limit_w:.0f} W", watts=watts(cap))
+        drawn = watts(cap)
+        return Clock(mhz=min(cap_mhz, cap * slower), rule=f"{rule}; {drawn:.0f} of {gpu.power.limit_w:.0f} W", watts=drawn)
     asked = _highest(watts, limit, cap)
     mhz, rule = asked * slower, f"power limit {gpu.power.limit_w:.0f} W{f'; cap {cap_mhz:.0f}' if set_ else ''}"
     if repeats:
