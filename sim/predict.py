@@ -124,6 +124,8 @@ def simulate(
         raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
     if scope not in SCOPES:
         raise ValueError(f"scope {scope!r} is unknown; choose one of {', '.join(SCOPES)}")
+    if flush_bytes < 0:
+        raise ValueError(f"flush_bytes is {flush_bytes}; give what is written before each launch, or 0")
     if repeats < 0:
         raise ValueError(f"repeats is {repeats}; give how many launches follow a rest, or 0 for a load that has settled")
     how = How(

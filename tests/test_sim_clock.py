@@ -134,6 +134,13 @@ def test_busy_tensor_cores_run_slower_than_the_clock_asked_for(name: str) -> Non
     assert stretched(gpu, boost, hmma=0.3) <= gpu.clock.tensor_peak_mhz
 
 
+def test_what_no_benchmark_does_is_refused() -> None:
+    attention = Attention(batch=1, heads_q=1, seqlen_q=64, head_dim=64)
+    for name, words in (("repeats", "repeats is -1; give how many"), ("flush_bytes", "flush_bytes is -1; give what is written")):
+        with pytest.raises(ValueError, match=words):
+            simulate(get_schedule("fa2"), load_gpu("h200"), attention, **{name: -1})
+
+
 def test_a_flush_between_launches_leaves_short_ones_more_power() -> None:
     """Writing 256 MiB draws less than a busy kernel; the shorter the kernel, the more of its time that is."""
     gpu = load_gpu("h200")
