@@ -376,8 +376,8 @@ def run(job: Job) -> Run:
     s = state(p, job, MOST_ANSWERS)
     key, remembered = (b"", memo(len(p.kinds), 1, keeps=False)) if p.strict else _borrow(job, p, s.totals.shape[1])
     s.control[:, RECORDING] = remembered.counts[KEEPS]
-    compiled.announce(_simulate)
-    _simulate(p, s, remembered)
+    with compiled.once(_simulate):
+        _simulate(p, s, remembered)
     if not p.strict and remembered.counts[KEEPS]:
         _memos[key] = remembered
         while len(_memos) > KEPT_MEMOS:

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..model.program import Role, Statement
 from .hazard_findings import Site
 from .hazard_ops import BULK, CP_ASYNC, MMA, WARP
 
-Clock = list[int]
+#: (2, places): what is known, and what is known across proxy fences. An arrival hands on both.
+Knowledge = NDArray[np.int64]
 #: The clocks' first place: Lamport's logical time, a step an op, which is at least that of all that the warp knows of.
 TIME = 0
-#: (clock, clock across proxy fences): what an arrival hands on.
-Knowledge = tuple[Clock, Clock]
 EVENTS = 4  # ordering ops of a warp that a finding can still show
 
 
 def joined(a: Knowledge | None, b: Knowledge) -> Knowledge:
-    """Everything that either knows."""
-    return b if a is None else (list(map(max, a[0], b[0])), list(map(max, a[1], b[1])))
+    """Everything that either knows, kept in ``a`` where there is one; ``b`` stays as it is."""
+    return b.copy() if a is None else np.maximum(a, b, out=a)
 
 
 class Places:
@@ -52,8 +55,7 @@ class At:
         return Site(role=self.warp.name, warps=self.warp.label, op=" ".join(op.split()), tile=self.tile, loops=self.loops)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """An ordering op that has happened, with the barrier instance and phase it took part in."""
 
     at: At
@@ -82,9 +84,9 @@ class Warp:
         self.agents = {WARP: self.own, MMA: places.new(), CP_ASYNC: places.new(), BULK: places.new()}
         self.closed = {MMA: 0, CP_ASYNC: 0, BULK: 0}
         self.last: dict[str, tuple[int, At]] = {}  # group and op of the last access of each agent
-        self.clock: Clock = []
-        self.fenced: Clock = []
-        self.lessons: list[tuple[Clock | tuple[int, int], Event]] = []
+        self.known: Knowledge = np.zeros((2, 0), np.int64)
+        self.clock, self.fenced = self.known
+        self.lessons: list[tuple[Knowledge | tuple[int, int], Event]] = []
         self.turns: dict[str, int] = {}
         self.log: deque[Event] = deque(maxlen=EVENTS)
         self.blocked: tuple[At, Mbarrier | Named, int] | None = None
@@ -93,7 +95,8 @@ class Warp:
         self.followed = 0
 
     def begin(self, size: int, rings: tuple[str, ...]) -> None:
-        self.clock, self.fenced = [0] * size, [0] * size
+        self.known = np.zeros((2, size), np.int64)
+        self.clock, self.fenced = self.known  # its rows, not copies
         self.clock[self.own] = 1
         self.turns = dict.fromkeys(rings, 0)
 
@@ -107,17 +110,16 @@ class Warp:
 
         With an ``agent`` the arrival happens once all that this agent was given is done (tcgen05.commit).
         """
-        given = self.clock[:], self.fenced[:]
+        given = self.known.copy()
         if agent != WARP:
-            given[0][self.agents[agent]] = self.closed[agent] + 1
+            given[0, self.agents[agent]] = self.closed[agent] + 1
             self.closed[agent] += 1
         self.clock[self.own] += 1
         return given
 
     def learn(self, knowledge: Knowledge, event: Event) -> None:
-        self.clock = list(map(max, self.clock, knowledge[0]))
-        self.fenced = list(map(max, self.fenced, knowledge[1]))
-        self.lessons.append((knowledge[0], event))
+        np.maximum(self.known, knowledge, out=self.known)
+        self.lessons.append((knowledge, event))
         self.clock[self.own] += 1
 
     def drain(self, agent: str, left: int, event: Event) -> None:
@@ -129,15 +131,15 @@ class Warp:
 
     def why(self, place: int, value: int) -> Event | None:
         """The op through which the warp first knew that component ``place`` had come to ``value``."""
-        for clock, event in self.lessons:
-            known = clock[place] if isinstance(clock, list) else clock[1] if clock[0] == place else 0
+        for lesson, event in self.lessons:
+            known = (lesson[1] if lesson[0] == place else 0) if isinstance(lesson, tuple) else lesson[0, place]
             if known >= value:
                 return event
         return None
 
     def fence(self) -> None:
         """What the warp knows now, its own accesses included, counts across proxies too."""
-        self.fenced = self.clock[:]
+        self.fenced[:] = self.clock
         self.clock[self.own] += 1
 
 
@@ -180,7 +182,7 @@ class Mbarrier:
         """End the phase; who waits for it knows what everyone who arrived knew."""
         assert self.gathered is not None
         self.completed += 1
-        self.gathered[0][self.place] = self.completed
+        self.gathered[0, self.place] = self.completed
         self.released.append(self.gathered)
         self.gathered, self.pending, self.arrivals, self.copied = None, self.count, [], set()
         return self.released[-1]
@@ -213,6 +215,6 @@ class Named:
     def complete(self) -> None:
         assert self.gathered is not None
         self.completed += 1
-        self.gathered[0][self.place] = self.completed
+        self.gathered[0, self.place] = self.completed
         self.released.append(self.gathered)
         self.gathered, self.arrived, self.arrivals = None, 0, []

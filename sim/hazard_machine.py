@@ -7,9 +7,10 @@ happened. One order of running them is enough: a hazard is an access that the cl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile, islice
 from typing import Any
 
 from ..model.program import Statement
@@ -19,7 +20,7 @@ from .hazard_cta import Remote, cluster
 from .hazard_findings import Finding, Order
 from .hazard_memory import OVERWRITE, WRITE_EARLY, Cell, Memory, Operand, Record
 from .hazard_ops import BULK, EFFECTS, GENERIC, MBARRIER, MMA, WARP, Effect
-from .hazard_script import TOUCHING, Plan, Script
+from .hazard_script import TOUCHING, Plan, Planned, Script
 from .hazard_words import barrier_name, deadlock_finding, race_sentence, responsible, too_soon
 
 #: Ops of one run that are followed at most, and findings after which a run ends.
@@ -102,23 +103,26 @@ class Machine:
         tile = 0
         for number, share in enumerate(self.tiles):
             tile = share * len(self.ctas) + warp.rank
-            skip = number > 0 and self.script.again[warp.role]
-            for plan, loops in self.script.steps(tile, warp.role, warp.rank):
-                if skip:
-                    skip = plan.statement.kind != "tile"
-                    continue
-                yield from self._do(At(warp, tile, plan.statement, loops), plan)
-        for plan, loops in self.script.last(warp.role, warp.rank):
-            yield from self._do(At(warp, tile, plan.statement, loops), plan)
+            steps = self.script.steps(tile, warp.role, warp.rank)
+            if number > 0 and self.script.again[warp.role]:
+                steps = islice(dropwhile(lambda step: step[0].statement.kind != "tile", steps), 1, None)
+            yield from self._follow(warp, tile, steps)
+        yield from self._follow(warp, tile, self.script.last(warp.role, warp.rank))
 
-    def _do(self, at: At, plan: Plan) -> Blocking:
-        warp, begin = at.warp, at.warp.clock[TIME]
-        warp.followed += 1
-        warp.clock[TIME] += 1
-        if plan.blocks:
-            yield from self.blocking[plan.effect.step](at)
-        elif plan.effect.step:
-            self.acting[plan.effect.step](at)
+    def _follow(self, warp: Warp, tile: int, steps: Iterable[Planned]) -> Blocking:
+        for plan, loops in steps:
+            at, begin = At(warp, tile, plan.statement, loops), int(warp.clock[TIME])
+            warp.followed += 1
+            warp.clock[TIME] = begin + 1
+            if plan.blocks:
+                yield from self.blocking[plan.effect.step](at)
+            elif plan.effect.step:
+                self.acting[plan.effect.step](at)
+            self._do(at, plan, begin)
+
+    def _do(self, at: At, plan: Plan, begin: int) -> None:
+        """What an op touches; ``begin``: when it began in logical time."""
+        warp = at.warp
         for operand in plan.plain:
             if operand.memory not in warp.written:
                 if not operand.writes:
@@ -131,7 +135,7 @@ class Machine:
             warp.drain(BULK, 0, warp.note(at))
         if self.steps.maxlen:
             event = warp.log[-1] if warp.log and warp.log[-1].at is at else Event(at)
-            self.steps.append(Step(event, begin, warp.clock[TIME]))
+            self.steps.append(Step(event, begin, int(warp.clock[TIME])))
 
     def _touch(self, at: At, row: Effect, operand: Operand) -> None:
         """A product of a CTA pair works on the tiles of both; a multicast copy puts its part of a tile into every CTA's."""

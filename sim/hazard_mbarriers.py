@@ -61,7 +61,7 @@ def _arrivals(machine: Machine, at: At, count: int, size: int) -> None:
         b.due += size * warp.weight
         while left > 0 and b.pending > 0:
             taken = min(left, b.pending)
-            b.gathered = joined(b.gathered, (given[0][:], given[1][:]))
+            b.gathered = joined(b.gathered, given)
             b.arrivals.append((at, taken))
             b.pending -= taken
             left -= taken
@@ -86,7 +86,7 @@ def _complete(machine: Machine, b: Mbarrier) -> None:
     phase = b.completed
     knowledge = b.complete()
     for warp, (passed, epoch, at) in b.passes.items():
-        if passed == phase - 1 and knowledge[0][warp.own] < epoch:
+        if passed == phase - 1 and knowledge[0, warp.own] < epoch:
             machine.report(
                 "phase", f"phase {phase} of {b.label} may complete before {warp.who} has passed its wait for phase {passed},"
                 " which then does not see the change of parity", at, barrier=b, phase=passed,
@@ -106,7 +106,7 @@ def deliver(machine: Machine, at: At) -> None:
         machine.landing[b.rank] = (b.place, b.completed + 1)
         machine.cross(at, b.rank, b.place, b.completed + 1, f"copies for {b.label}")
         if b.rank != warp.rank:
-            b.gathered = joined(b.gathered, (warp.clock[:], warp.fenced[:]))
+            b.gathered = joined(b.gathered, warp.known)
         b.due -= size
         b.copied.add(warp)
         if b.rank != warp.rank and warp.clock[b.place] < turn:

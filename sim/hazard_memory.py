@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..model.program import Buffer, Program, Statement
 from .hazard_clocks import At, Warp
@@ -45,8 +46,7 @@ class Operand:
     uneven: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """An access: over for those whose clock has ``value`` in ``place``."""
 
     place: int

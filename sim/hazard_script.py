@@ -38,7 +38,8 @@ class Plan:
         self.operands = tuple(o for o in self.operands if o not in self.plain)
 
 
-Step = tuple[Plan, tuple[tuple[str, int], ...]]
+#: A statement with its loop counters.
+Planned = tuple[Plan, tuple[tuple[str, int], ...]]
 
 
 class Script:
@@ -56,9 +57,9 @@ class Script:
         for plan in self.plans.values():
             plan.set_apart(queued)
         self.again = [any(s.kind == "tile" for s in program.statements if s.role == i) for i in range(len(program.roles))]
-        self.known: dict[tuple[int, int, bool], list[Step]] = {}
+        self.known: dict[tuple[int, int, bool], list[Planned]] = {}
 
-    def steps(self, tile: int, role: int, rank: int) -> Iterable[Step]:
+    def steps(self, tile: int, role: int, rank: int) -> Iterable[Planned]:
         """What ``role`` does in ``tile`` in the cluster's CTA ``rank``: statements with their loop counters."""
         key = (tile, role, rank == 0)
         if key not in self.known:
@@ -68,11 +69,11 @@ class Script:
             self.known[key] = found
         return self.known[key]
 
-    def last(self, role: int, rank: int) -> list[Step]:
+    def last(self, role: int, rank: int) -> list[Planned]:
         """What it does after its CTA's last tile."""
         return [(self.plans[id(s)], ()) for s in self.program.ending(role) if takes_part(s, rank)]
 
-    def _walk(self, tile: int, role: int, rank: int) -> Iterator[Step]:
+    def _walk(self, tile: int, role: int, rank: int) -> Iterator[Planned]:
         for statement, _, loops in self.program.walk(tile, role):
             if takes_part(statement, rank):
                 yield self.plans[id(statement)], tuple(loops.items())

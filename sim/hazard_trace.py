@@ -115,7 +115,7 @@ def _waiting(machine: Machine, number: int, warp: Warp, last: int) -> Event:
     assert warp.blocked is not None
     at, barrier, phase = warp.blocked
     pid, tid = _track(machine, number, warp)
-    begin = warp.clock[TIME] - 1
+    begin = int(warp.clock[TIME]) - 1
     where = {"op": at.site().op, "tile": at.tile, **dict(at.loops)}
     args = {**where, "barrier": barrier.label, "phase": phase, "has": barrier.lacks()}
     return _span(pid, tid, f"waits for {barrier.label} phase {phase}", "wait", begin, max(begin + 1, last), args)
@@ -131,4 +131,4 @@ def _track(machine: Machine, number: int, warp: Warp) -> tuple[int, int]:
 
 def _begin(at: At, steps: dict[int, Step]) -> int:
     """When an op began; one that has not ended is the warp's latest."""
-    return steps[id(at)].begin if id(at) in steps else at.warp.clock[TIME] - 1
+    return steps[id(at)].begin if id(at) in steps else int(at.warp.clock[TIME]) - 1

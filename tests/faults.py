@@ -40,7 +40,7 @@ class Edit:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.statements = list(program.statements)
-        self.rows = [Row([int(v) for v in row]) for row in program.code]
+        self.rows = [Row(row) for row in program.code.tolist()]
         for row in self.rows:
             row.statement = self.statements[row.columns[STATEMENT]]
             row.target = self.rows[row.columns[JUMP]] if row.columns[JUMP] >= 0 else None

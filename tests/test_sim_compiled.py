@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numba as nb
@@ -57,6 +58,35 @@ def test_what_is_cold_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixt
     first(2)  # type: ignore[operator]
     announce(first)
     assert len(caplog.messages) == 2
+
+
+def test_one_compiles_while_the_others_wait(tmp_path: Path) -> None:
+    first, second = dispatcher(tmp_path), dispatcher(tmp_path)
+    began, entered = threading.Event(), threading.Event()
+
+    def other() -> None:
+        began.set()
+        with once(second):
+            entered.set()
+            second(2)  # type: ignore[operator]
+
+    thread = threading.Thread(target=other)
+    with once(first):
+        thread.start()
+        assert began.wait(10)
+        assert not entered.wait(0.3)
+        first(2)  # type: ignore[operator]
+    thread.join(10)
+    assert entered.is_set()
+    hits = [sum(each.stats.cache_hits.values()) for each in (first, second)]  # type: ignore[attr-defined]
+    assert hits == [0, 1]
+
+
+def test_what_fails_lets_the_others_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), once(dispatcher(tmp_path)):
+        raise ZeroDivisionError
+    with once(dispatcher(tmp_path)):
+        pass
 
 
 COMMAND = "import flashsim.sim.compiled as c; c.cold = lambda f: {cold}; from flashsim.cli import main; main()"
