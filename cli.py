@@ -4,7 +4,6 @@ Bad input is one sentence on stderr and exit code 2, Ctrl-C exit code 130. What 
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import json
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from .model.named import nearest
 
 if TYPE_CHECKING:
     from .model.attention import Attention
@@ -75,7 +76,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             names = self.list_commands(ctx)
-            close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.0)[0]
+            close = nearest(args[0], names)
             raise Sentence(f"command {args[0]!r} is unknown; did you mean {close}? Known are {', '.join(names)}")
         return super().resolve_command(ctx, args)
 
@@ -124,7 +125,7 @@ def problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--head-dim-v", type=int, help="Columns of V [default: --head-dim]."),
         click.option("--causal", is_flag=True, help="Mask, aligned bottom-right."),
         click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd"),
-        click.option("--dtype", default="bf16", show_default=True),
+        click.option("--dtype", default="bf16", show_default=True, metavar="bf16|fp16|fp8", help="Of Q, K, V and O."),
         click.option("--clock", default="power", show_default=True, metavar="MHZ|boost|power", help="MHz is a cap."),
         click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule."),
         click.option("--set-gpu", "gpu_sets", multiple=True, metavar="NUMBER=VALUE", help="For example pipe.ex2=4."),
@@ -270,6 +271,22 @@ def _problem(options: dict[str, Any]) -> tuple[GPU, Attention]:
         causal=options["causal"], dtype=options["dtype"], pass_=options["pass_"],
     )
     return gpu, attention
+
+
+def _home(schedule: Schedule, attention: Attention) -> str:
+    """Where no chip is named: h100, or the first that can run the schedule. Raises h100's ValueError where none can."""
+    from .model.gpu import GPUS, load_gpu
+    from .model.schedule import lowered
+
+    refusals: list[ValueError] = []
+    for name in dict.fromkeys(("h100", *GPUS)):
+        try:
+            lowered(schedule, load_gpu(name), attention)
+        except ValueError as error:
+            refusals.append(error)
+        else:
+            return name
+    raise refusals[0]
 
 
 def _bounded(sizes: Mapping[str, int | None]) -> None:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from . import cli
-
-if TYPE_CHECKING:
-    from .model.attention import Attention
-    from .model.program import Program
-    from .model.schedule import Schedule
 
 
 @click.command()
@@ -34,7 +28,7 @@ def gpus(name: str | None) -> None:
 @click.option("--seqlen", type=int, default=512, show_default=True, help="Queries and keys.")
 @click.option("--head-dim", type=int, default=128, show_default=True)
 @click.option("--causal", is_flag=True, help="Mask, aligned bottom-right.")
-@click.option("--dtype", default="bf16", show_default=True)
+@click.option("--dtype", default="bf16", show_default=True, metavar="bf16|fp16|fp8")
 @click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule.")
 def schedules(
     schedule: str | None, gpu: str | None, seqlen: int, head_dim: int, causal: bool, dtype: str, sets: Sequence[str]
@@ -45,6 +39,8 @@ def schedules(
     """
     from . import render
     from .model.attention import Attention
+    from .model.gpu import load_gpu
+    from .model.schedule import lowered
     from .model.schedules import SCHEDULES
 
     if schedule is None:
@@ -55,22 +51,10 @@ def schedules(
     chosen = cli._schedule(schedule, sets)
     cli._bounded({"seqlen": seqlen, "head_dim": head_dim})
     attention = Attention(batch=1, heads_q=1, seqlen_q=seqlen, head_dim=head_dim, causal=causal, dtype=dtype)
-    chip, programs = _lowered(chosen, gpu, attention)
+    chip = gpu or cli._home(chosen, attention)
+    programs = lowered(chosen, load_gpu(chip), attention)
     render.schedule_fields(chosen)
     click.echo(f"\n{attention.label} on {chip}:")
     for program in programs:
         click.echo(f"\n{program}")
 
-
-def _lowered(schedule: Schedule, gpu: str | None, attention: Attention) -> tuple[str, tuple[Program, ...]]:
-    """A chip and the schedule's Programs there: the chip asked for, or the first that runs it. Raises ValueError."""
-    from .model.gpu import GPUS, load_gpu
-    from .model.schedule import lowered
-
-    refusals: list[ValueError] = []
-    for chip in [gpu] if gpu is not None else list(dict.fromkeys(("h100", *GPUS))):
-        try:
-            return chip, lowered(schedule, load_gpu(chip), attention)
-        except ValueError as error:
-            refusals.append(error)
-    raise refusals[0]

@@ -23,7 +23,7 @@ PROBLEMS: tuple[dict[str, Any], ...] = (
 
 @click.command()
 @click.argument("schedule", metavar="SCHEDULE|FILE.py")
-@click.option("--gpu", default="h100", show_default=True, metavar="NAME", help="Chip name, or the path of a chip's .toml file.")
+@click.option("--gpu", metavar="NAME", help="Chip name, or a chip's .toml file [default: h100, or the first that runs it].")
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--heads", type=int, default=1, show_default=True, help="Query heads.")
 @click.option("--heads-kv", type=int, help="Key/value heads [default: --heads].")
@@ -33,7 +33,7 @@ PROBLEMS: tuple[dict[str, Any], ...] = (
 @click.option("--head-dim-v", type=int, help="Columns of V [default: --head-dim].")
 @click.option("--causal", is_flag=True, help="Mask, aligned bottom-right.")
 @click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd")
-@click.option("--dtype", default="bf16", show_default=True)
+@click.option("--dtype", default="bf16", show_default=True, metavar="bf16|fp16|fp8", help="Of Q, K, V and O.")
 @click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule.")
 @click.option("--why", is_flag=True, help="Also list which op orders which accesses.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.json", help="Draw what was followed (ui.perfetto.dev).")
@@ -51,10 +51,11 @@ def check(schedule: str, why: bool, trace: Path | None, as_json: bool, **options
     chosen = cli._schedule(schedule, options["sets"])
     given = options["seqlen"] is not None or options["seqlen_kv"] is not None or options["causal"]
     problems = ({"seqlen": PROBLEMS[0]["seqlen"] if options["seqlen"] is None else options["seqlen"]},) if given else PROBLEMS
+    chip = options["gpu"] or _chip(chosen, {**options, **problems[0]})
     verdicts, checked, refused = [], [], []
     for problem in problems:
         try:
-            gpu, attention = cli._problem({**options, **problem, "gpu_sets": ()})
+            gpu, attention = cli._problem({**options, **problem, "gpu": chip, "gpu_sets": ()})
             with cli._working(f"checking {chosen.name} on {gpu.name}"):
                 verdicts.append(judge(chosen, gpu, attention, orders=why))
             checked.append((gpu, attention))
@@ -77,6 +78,18 @@ def check(schedule: str, why: bool, trace: Path | None, as_json: bool, **options
         _draw(chosen, *checked[next((i for i, verdict in enumerate(verdicts) if not verdict.clean), 0)], trace)
     if not all(verdict.clean for verdict in verdicts):
         raise click.exceptions.Exit(1)
+
+
+def _chip(schedule: Schedule, options: dict[str, Any]) -> str:
+    """Where no chip is named: h100, or with a note the first that can run the schedule; h100 too where none can."""
+    try:
+        gpu, attention = cli._problem({**options, "gpu": "h100", "gpu_sets": ()})
+        name = cli._home(schedule, attention)
+    except ValueError:
+        return "h100"
+    if name != gpu.name:
+        click.echo(f"note: {schedule.name} cannot run on {gpu.name}; it is checked on {name}, --gpu chooses another", err=True)
+    return name
 
 
 def _draw(schedule: Schedule, gpu: GPU, attention: Attention, path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import cli
+from .model.schedule import assumptions
 
 if TYPE_CHECKING:
     from .model.attention import Attention
@@ -77,7 +78,7 @@ def explore(schedule: str, more: tuple[str, ...], as_json: bool, **options: Any)
     known, file = _files(sweep, plan, options)
     rows, interrupted = _run(sweep, plan, known, file, options)
     saved = file.save(rows.values()) if file else True
-    found = report(sweep, list(rows.values()), planned=plan)
+    found = {**report(sweep, list(rows.values()), planned=plan), "notes": list(assumptions(sweep.schedule, sweep.gpu))}
     if as_json:
         cli._print_json(found)
     else:
@@ -286,7 +287,8 @@ def whatif(schedule: str, as_json: bool, **options: Any) -> None:
     if as_json:
         base, *others = rows
         head = {"schedule": case.schedule.name, "gpu": case.gpu.name, "problem": case.attention.label}
-        cli._print_json({**head, "base": base, "rows": others, "tornado": lines})
+        notes = list(assumptions(case.schedule, case.gpu))
+        cli._print_json({**head, "notes": notes, "base": base, "rows": others, "tornado": lines})
     else:
         render_explore.what_if(case, rows, lines)
     if options["plot"]:

@@ -71,7 +71,7 @@ def headline(found: Optimum) -> str:
     """The one line: own interval, bound, best found, and how good that is."""
     bounds = found.built.bounds
     own = f"II {found.own:,.0f} cycles" if found.own else "II unknown (too few trips)"
-    why = bounds.unit if bounds.resource >= bounds.recurrence else "recurrence"
+    why = f"busiest unit: {bounds.unit}" if bounds.resource >= bounds.recurrence else "recurrence"
     line = f"this schedule: {own}; bound {bounds.bound:,.0f} ({why})"
     if found.better is None and found.own:
         return f"{line}; no better order found: {_searched(found.built)}"
@@ -98,7 +98,7 @@ def notes(found: Optimum) -> list[str]:
     s = built.schedule
     plain, unit = max((cycles, name) for name, cycles in built.bounds.plain.items())
     if built.bounds.resource > plain * 1.001:
-        out.append(f"if products slowed nothing beside them, the busiest unit would need {plain:,.0f} ({unit})")
+        out.append(f"if products slowed nothing beside them (as in predict), the busiest unit would need {plain:,.0f} ({unit})")
     if s is not None and not s.optimal:
         out.append(f"not proven optimal in {s.seconds:.0f} s: none is shorter than {s.proven:,.0f}; more --seconds may find one")
     if found.own and s is not None and s.interval < found.own and not found.moves and found.waits:
@@ -224,7 +224,8 @@ def _variant_dict(v: Variant) -> dict[str, Any]:
     return {
         "change": v.change, "ctas": v.ctas, "fits": not v.fits, "lacks": v.fits,
         "bounds": {
-            "resource": bounds.resource, "unit": bounds.unit, "recurrence": bounds.recurrence, "chain": list(bounds.chain),
+            "bound": bounds.bound, "resource": bounds.resource, "unit": bounds.unit, "recurrence": bounds.recurrence,
+            "chain": list(bounds.chain),
             "units": dict(bounds.units), "units_without_slowdown": dict(bounds.plain),
         },
         "best_ii": None if s is None else s.interval, "optimal": bool(s and s.optimal),

@@ -165,17 +165,26 @@ def prediction(result: Result) -> None:
     summaries = ("max_of_units", "sum_of_units", "ii", "ii_resource", "ii_recurrence")
     units = {k: v for k, v in result.bounds.items() if k not in summaries}
     top = max(units, key=lambda name: units[name])
+    bounds = result.bounds
     console.print(
-        f"[bold]bounds[/bold]  lower (max of units: {top}) {result.bounds['max_of_units']:,.0f} cycles,"
-        f" predicted {result.cycles:,.0f}, one after the other (sum of units) {result.bounds['sum_of_units']:,.0f}\n"
-        f"  least interval of the steady loop {result.bounds['ii']:,.0f} cycles an SM"
-        f" (busiest unit {result.bounds['ii_resource']:,.0f}, one warp alone {result.bounds['ii_recurrence']:,.0f})"
+        f"[bold]bounds[/bold]  lower (max of units: {top}) {bounds['max_of_units']:,.0f} cycles, predicted {result.cycles:,.0f},"
+        f" units one after the other (sum of units) {bounds['sum_of_units']:,.0f}{_below(result)}\n"
+        f"  least II of the steady loop, a trip of an SM's CTAs: {bounds['ii']:,.0f} (busiest unit {bounds['ii_resource']:,.0f},"
+        f" one warp's instructions {bounds['ii_recurrence']:,.0f});\n  flashsim optimum adds what products slow beside them, and"
+        " dependences"
     )
     counts = ", ".join(f"{name} {n:,}" for name, n in result.instructions.items())
     console.print(f"[bold]warp instructions[/bold]  {counts}\n  counts from: {escape('; '.join(result.counts_from))}")
     kinds = ", ".join(f"{n} {kind}" for kind, n in result.provenance.items())
     gpu = escape(result.gpu)
     console.print(f"[bold]numbers of {gpu}[/bold]  {kinds} (flashsim gpus {gpu} lists them)")
+
+
+def _below(result: Result) -> str:
+    """Why a prediction can be above the sum of units."""
+    if result.cycles <= result.bounds["sum_of_units"]:
+        return ""
+    return "\n  the sum is less than predicted: it has all work spread evenly over all SMs, without waits, launch and idle SMs"
 
 
 def _stalls(result: Result) -> dict[str, float]:
@@ -254,7 +263,11 @@ def comparison(rows: Sequence[tuple[str, Result | str]], gpu: GPU, attention: At
                 f"{100 * row['utilization']:.1f} %", f"{row['cycles']:,.0f}", f"{row['clock_mhz']:.0f}",
                 _size(row["hbm_bytes"]), f"{row['speedup']:.2f}x", escape(row["limiter"]),
             )
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    for label, result in rows:
+        for note in () if isinstance(result, str) else result.notes:
+            console.print(escape(f"note: {label}: {note}"))
 
 
 def comparison_dict(rows: Iterable[tuple[str, Result | str]]) -> list[dict[str, Any]]:
@@ -271,7 +284,7 @@ def comparison_dict(rows: Iterable[tuple[str, Result | str]]) -> list[dict[str, 
                 "schedule": label, "ms": result.ms, "tflops": result.tflops, "utilization": result.utilization,
                 "cycles": result.cycles, "clock_mhz": result.clock_mhz,
                 "hbm_bytes": result.bytes["hbm_read"] + result.bytes["hbm_write"], "limiter": result.limiter,
-                "speedup": first / result.ms,
+                "speedup": first / result.ms, "notes": list(result.notes),
             }
         )
     return out

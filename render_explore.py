@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .model.schedule import assumptions
 from .render import _console, _smem, _table, brief
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ def exploration(sweep: Sweep, found: Mapping[str, Any], *, top: int) -> None:
         console.print(_candidates(f"best by {_objective(objective)}", sweep, good[:top], good[0], objective))
         if good[0]["limiter"] == HOST_BOUND:
             console.print("the best are bound by the host's launch path and equal in time: they are in order of cycles")
-        if found["mixture"]:
-            console.print(escape(f"note: {found['mixture']}"))
+        for note in (*found["notes"], found["mixture"]):
+            if note:
+                console.print(escape(f"note: {note}"))
         console.print(_candidates("Pareto front: time, registers, SMEM", sweep, found["pareto"][:top], good[0], objective))
         _more(console, len(found["pareto"]) - top)
         console.print("[bold]how much each field matters[/bold]: the best candidate of each value, above the best of all")
@@ -156,6 +158,8 @@ def what_if(case: Case, rows: Sequence[Mapping[str, Any]], lines: Sequence[Mappi
         f"{base['ms']:.4g} ms, {base['cycles']:,.0f} cycles at {base['clock_mhz']:.0f} MHz, {base['tflops']:.1f} TFLOP/s;"
         f" limiter: {escape(base['limiter'])}"
     )
+    for note in assumptions(case.schedule, case.gpu):
+        console.print(escape(f"note: {note}"))
     if any(len(line["saved_pct"]) > 1 for line in lines):
         moved = _moved(lines)
         console.print(_tornado(moved))

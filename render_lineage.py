@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from .render import _console, _size, _table, brief
+from .render import _console, _signed, _size, _table, brief
 
 
 def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
@@ -19,7 +19,7 @@ def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
         published, error = row["published_tflops"], row["error_pct"]
         table.add_row(
             row["generation"], row["gpu"], f"{row['predicted_tflops']:.1f}", f"{published:.1f}" if published else "-",
-            f"{error:+.1f} %" if published else "-", f"{row['clock_mhz']:.0f}", _size(row["hbm_gb"] * 1e9),
+            _signed(error) if published else "-", f"{row['clock_mhz']:.0f}", _size(row["hbm_gb"] * 1e9),
         )  # fmt: skip
     console.print(table)
     console.print("error: of the predicted time, negative is faster than published\n")
@@ -33,9 +33,10 @@ def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
             chain.add_row(row["generation"], step["over"], f"{step['predicted']:.2f}x", words or "-")
     console.print(chain)
     console.print()
-    binds = _table("What binds", "generation", "limiter", "problem; published in", text=3)
+    binds = _table("What binds", "generation", "limiter", "problem; switches; published in", text=3)
     for row in entries:
-        binds.add_row(row["generation"], escape(row["limiter"]), escape(f"{row['shape']}; {row['source']}"))
+        switches = "".join(f"{name}={str(value).lower()}; " for name, value in row["switches"].items())
+        binds.add_row(row["generation"], escape(row["limiter"]), escape(f"{row['shape']}; {switches}{row['source']}"))
     console.print(binds)
 
 

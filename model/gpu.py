@@ -7,7 +7,6 @@ gpu.hbm.peak_bytes_per_s.source     # ... that says where it comes from
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .named import nearest
 from .sourced import (
     KINDS as KINDS,
 )
@@ -283,7 +283,7 @@ class GPU(Section):
         """A copy with one number changed (``"pipe.ex2"``); it is of kind "assumed". Raises ChipError for unknown names."""
         known = dict(self.numbers())
         if name not in known:
-            raise ChipError(f"{self.name} has no number {name!r}; did you mean {_nearest(name, list(known))}?")
+            raise ChipError(f"{self.name} has no number {name!r}; did you mean {nearest(name, known)}?")
         section, field = name.split(".")
         section = "async_" if section == "async" else section
         table = getattr(self, section)
@@ -303,11 +303,6 @@ def _message(error: ValidationError) -> str:
     return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return close[0] if close else known[0]
-
-
 def load_gpu(name: str | Path) -> GPU:
     """The chip of that name, or of that TOML file. Raises ChipError with what is known or what is wrong in the file."""
     name = str(name)
@@ -321,7 +316,7 @@ def load_gpu(name: str | Path) -> GPU:
             raise ChipError(f"chip file {name} {reason}; give a readable .toml file or one of {', '.join(GPUS)}") from None
         return parse_gpu(text, Path(name).name)
     raise ChipError(
-        f"gpu {name!r} is unknown; did you mean {_nearest(name, list(GPUS))}? Known are {', '.join(GPUS)}, or a .toml file"
+        f"gpu {name!r} is unknown; did you mean {nearest(name, GPUS)}? Known are {', '.join(GPUS)}, or a .toml file"
     )
 
 
@@ -360,4 +355,4 @@ def _allowed(loc: tuple[int | str, ...]) -> str:
         name = "async_" if loc[0] == "async" else str(loc[0])
         annotation = GPU.model_fields[name].annotation
         model = next(each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
-    return f"did you mean {_nearest(str(loc[-1]), list(model.model_fields))}?"
+    return f"did you mean {nearest(str(loc[-1]), model.model_fields)}?"

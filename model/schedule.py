@@ -21,6 +21,7 @@ import numpy as np
 
 from .attention import Attention
 from .gpu import GPU
+from .named import Table, nearest
 from .ops import OPS
 from .placement import Parts, Placement
 from .profiles import Usual
@@ -82,12 +83,17 @@ def choices(schedule: Schedule, gpu: GPU, attention: Attention) -> dict[str, flo
     return found
 
 
+def assumptions(schedule: Schedule, gpu: GPU) -> tuple[str, ...]:
+    """What a schedule takes for granted that nobody has read or measured, in sentences (its member ``assumption`` says it)."""
+    return (schedule.assumption(gpu),) if hasattr(schedule, "assumption") else ()
+
+
 class Builder:
     """Collects statements and their instructions. Without ``role`` blocks all of it belongs to one role of ``warps``."""
 
     def __init__(self, *, name: str, warps: int = 0, registers: int, role: str = "compute") -> None:
         self.name, self.warps, self.registers = name, warps, registers
-        self.buffers: dict[str, Buffer] = {}
+        self.buffers: Table[Buffer] = Table(f"{name} has no buffer")
         self.statements: list[Statement] = []
         self.rows = Rows()
         self.expressions: dict[Index, int] = {}
@@ -162,7 +168,7 @@ class Builder:
     ) -> None:
         """Add one tile operation; ``kind`` names a row of ``ops.OPS``."""
         if kind not in OPS:
-            raise ValueError(f"op {kind!r} is unknown; the vocabulary is {', '.join(OPS)}")
+            raise ValueError(f"{self.name}: op {kind!r} is unknown; did you mean {nearest(kind, OPS)}? model/ops.py has all")
         writes = (writes,) if isinstance(writes, str) else writes
         reads = (reads,) if isinstance(reads, str) else reads
         attrs |= {"leader": True} if self.leading else {}

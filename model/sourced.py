@@ -10,10 +10,11 @@ from pydantic import BeforeValidator
 
 KINDS = ("datasheet", "measured", "derived", "assumed")
 MAX_FLOAT = sys.float_info.max
-#: What no chip comes near, smallest (zero aside) and largest: within it ticks fit 64 bits and arrays of SMs fit memory.
+#: What no chip comes near, smallest (zero aside) and largest: within it ticks fit 64 bits, arrays of SMs fit memory and seconds,
+#: and watts can be told.
 LIMITS = {
-    "count": (1, 1e7), "cycles": (0, 1e9), "ns": (0, 1e9), "us": (0, 1e9), "ms": (0, 1e9), "MHz": (1, 1e6),
-    "bytes/clk": (1e-3, 1e12), "bytes/s": (1e3, 1e18),
+    "count": (1, 1e6), "cycles": (0, 1e9), "ns": (0, 1e9), "us": (0, 1e9), "ms": (0, 1e9), "MHz": (1, 1e6),
+    "bytes/clk": (1e-3, 1e12), "bytes/s": (1e3, 1e18), "W": (1e-3, 1e6), "pJ": (0, 1e6), "ratio": (1e-3, 1e3),
 }  # fmt: skip
 
 

@@ -45,12 +45,12 @@ def resident(gpu: GPU, cta: Footprint) -> Occupancy:
     if registers > sm.max_registers_per_thread:
         raise ValueError(
             f"{cta.name} needs {registers} registers per thread; {gpu.name} has at most"
-            f" {int(sm.max_registers_per_thread)}: use smaller tiles or more warps"
+            f" {int(sm.max_registers_per_thread)}: use smaller tiles, more warps or a smaller head dimension"
         )
     if smem > sm.smem_per_cta_bytes:
         raise ValueError(
             f"{cta.name} needs {smem} B of shared memory; {gpu.name} gives a CTA at most {int(sm.smem_per_cta_bytes)} B:"
-            " use smaller tiles or fewer stages"
+            " use smaller tiles, fewer stages or a smaller head dimension"
         )
     unit = int(sm.register_alloc_unit)
     per_warp = -(-registers * 32 // unit) * unit

@@ -27,7 +27,8 @@ def budgets(program: Program, gpu: GPU) -> Iterator[Finding]:
     if spill and program.smem_bytes + spill > room >= program.smem_bytes:
         yield _over(
             program, f"{program.name} needs {program.smem_bytes + spill} B of shared memory, {spill} B of them for tiles larger"
-            f" than the buffer they lie in; {gpu.name} gives a CTA at most {room} B: use smaller tiles or fewer stages",
+            f" than the buffer they lie in; {gpu.name} gives a CTA at most {room} B: use smaller tiles,"
+            " fewer stages or a smaller head dimension",
         )  # fmt: skip
     named = [b.name for b in program.barriers if b.kind == "named"]
     if len(named) > NAMED_BARRIERS:

@@ -12,7 +12,7 @@ from ..model.attention import Attention
 from ..model.gpu import GPU, KINDS
 from ..model.instructions import COUNTERS, INSTRUCTIONS, counters
 from ..model.program import IntArray, Program
-from ..model.schedule import Schedule, lowered
+from ..model.schedule import Schedule, assumptions, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
@@ -57,8 +57,8 @@ class Launch:
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What happened. Cycles first; times carry the clock used. ``units``: busy share of the whole chip; ``stalls``: share of a
-    warp's life by what it waited for; ``bytes``: the ledger; ``limiter``: what binds, in words. ``notes`` of chip scope: why it
-    may differ from SM scope."""
+    warp's life by what it waited for; ``bytes``: the ledger; ``limiter``: what binds, in words. ``notes``: what the schedule
+    assumes, and of chip scope why it may differ from SM scope."""
 
     schedule: str
     gpu: str
@@ -319,7 +319,7 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         provenance=provenance(gpu),
         host_bound=host_bound,
         scope=scope,
-        notes=tuple(note for x in launches for note in x.notes),
+        notes=(*assumptions(schedule, gpu), *(note for x in launches for note in x.notes)),
         counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
     )
 
@@ -388,8 +388,9 @@ def limiter(units: dict[str, float], stalls: dict[str, float], launches: tuple[L
     if units[second] >= TOGETHER * units[unit] and {unit, second} == {"tensor", "mufu"}:
         shares = f"{100 * units[unit]:.0f} and {100 * units[second]:.0f} %"
         return f"{UNIT_WORDS[unit]} and {UNIT_WORDS[second]} together, {shares} busy"
-    wait = max(WAIT_WORDS, key=lambda name: stalls[name])
-    return f"latency: busiest is {UNIT_WORDS[unit]}, {100 * units[unit]:.0f} %; warps wait most for {WAIT_WORDS[wait]}"
+    words = UNIT_WORDS | WAIT_WORDS
+    wait = words[max(stalls, key=lambda name: stalls[name] if name in words else 0.0)].partition(" (")[0]
+    return f"latency: busiest is {UNIT_WORDS[unit]}, {100 * units[unit]:.0f} %; warps wait most for {wait}"
 
 
 def provenance(gpu: GPU) -> dict[str, int]:

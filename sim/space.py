@@ -9,7 +9,6 @@ number of the chip.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import types
@@ -20,6 +19,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from ..model.gpu import GPU
+from ..model.named import nearest
 from ..model.schedule import Schedule
 from .predict import cap_mhz
 
@@ -184,10 +184,9 @@ def _known_name(name: str, known: dict[str, tuple[str, Any]], schedule: Schedule
     if f"gpu.{name}" in known:
         return f"gpu.{name}"
     own = [n for n in known if not n.startswith("gpu.")]
-    close = difflib.get_close_matches(name, list(known) if "." in name else own, n=1, cutoff=0.0)
-    nearest = close[0] if close else own[0]
+    close = nearest(name, known if "." in name else own)
     raise ValueError(
-        f"{name or 'a name'!r} cannot be varied; did you mean {nearest}? {schedule.name} varies {', '.join(own)}"
+        f"{name or 'a name'!r} cannot be varied; did you mean {close}? {schedule.name} varies {', '.join(own)}"
         " and the chip's numbers as gpu.section.number"
     )
 

@@ -9,7 +9,6 @@ takes an issue slot an instruction; an instruction that is free takes nothing at
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from ..model.attention import Attention
 from ..model.gpu import GPU, ChipError, Costs, Sourced
 from ..model.instructions import INSTRUCTIONS
+from ..model.named import nearest
 from ..model.schedule import Schedule, choices
 from .predict import simulate
 from .unit_words import words
@@ -99,9 +99,8 @@ def numbers_of(gpu: GPU, name: str) -> tuple[str, ...]:
     if found:
         return found
     words = [*known, *INSTRUCTIONS, *ALIASES, *own]
-    close = difflib.get_close_matches(name, words, n=1, cutoff=0.0)
     raise ValueError(
-        f"{gpu.name} has no unit, instruction or number {name!r}; did you mean {close[0] if close else words[0]}?"
+        f"{gpu.name} has no unit, instruction or number {name!r}; did you mean {nearest(name, words)}?"
         f" Units are {', '.join(known)}"
     )
 

@@ -134,6 +134,36 @@ def test_compare_takes_switches_of_one_row() -> None:
     assert answer[0]["cycles"] != answer[1]["cycles"]
 
 
+def shown(*args: str) -> str:
+    """What a command prints, as one line."""
+    return " ".join(run(*args).stdout.split())
+
+
+def test_a_stand_in_says_that_it_is_one() -> None:
+    """In the words for people and for programs, of every command that predicts with it; no other schedule says so."""
+    words = "an assumption: cuDNN's kernels are closed, and here fa3 stands for them"
+    assert words in shown("predict", "cudnn", *SHAPE)
+    assert json.loads(run("predict", "cudnn", *SHAPE, "--json").stdout)["notes"] == [words]
+    assert f"note: cudnn: {words}" in shown("compare", "fa2", "cudnn", *SHAPE)
+    rows = json.loads(run("compare", "fa2", "cudnn", *SHAPE, "--json").stdout)
+    assert [row["notes"] for row in rows] == [[], [words]]
+    varied = ("--vary", "version=9.13,9.19", "--jobs", "1")
+    assert f"note: {words}" in shown("explore", "cudnn", *SHAPE, *varied)
+    assert json.loads(run("explore", "cudnn", *SHAPE, *varied, "--json").stdout)["notes"] == [words]
+    changed = ("--scale", "mufu=2", "--jobs", "1")
+    assert f"note: {words}" in shown("whatif", "cudnn", *SHAPE, *changed)
+    assert json.loads(run("whatif", "cudnn", *SHAPE, *changed, "--json").stdout)["notes"] == [words]
+
+
+def test_a_sum_of_units_below_the_prediction_is_explained() -> None:
+    """Of one CTA, whose time is latency and launch: the sum has its work on all SMs. Where the chip is full it is above."""
+    words = "the sum is less than predicted: it has all work spread evenly over all SMs"
+    assert words in shown("predict", "fa3", *shape(batch="1", heads="1", seqlen="128"))
+    full = shown("predict", "fa2", *shape(batch="4", heads="16", seqlen="2048"))
+    assert "units one after the other (sum of units)" in full
+    assert words not in full
+
+
 def test_compare_fails_where_none_can_run() -> None:
     result = run("compare", "fa1", "fa2", *shape(head_dim="512"))
     assert result.exit_code == 2
@@ -216,7 +246,11 @@ def test_a_validate_module_that_is_not_installed_is_named() -> None:
         (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.ex2=-1"], "h200: pipe.ex2 has the value -1.0"),
         (["predict", "fa2", *SHAPE, "--set-gpu", "pipe.ex2=1e15"], "has the value 1e+15; it must be at most 1e+09 cycles"),
         (["predict", "fa2", *SHAPE, "--set-gpu", "clock.boost_mhz=1e-300"], "has the value 1e-300; it must be at least 1 MHz"),
-        (["predict", "fa2", *SHAPE, "--set-gpu", "sm.count=1e18"], "has the value 1e+18; it must be at most 1e+07 count"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "power.limit_w=1e300"], "has the value 1e+300; it must be at most 1e+06 W"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "power.ex2_pj=1e30"], "has the value 1e+30; it must be at most 1e+06 pJ"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "power.voltage_floor=1e-9"], "1e-09; it must be at least 0.001 ratio"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "sm.count=1e7"], "has the value 1e+07; it must be at most 1e+06 count"),
+        (["predict", "fa2", *SHAPE, "--set-gpu", "sm.count=1e18"], "has the value 1e+18; it must be at most 1e+06 count"),
         (["predict", "fa2", *shape(seqlen="9" * 14)], "seqlen is 99999999999999; it must be at most 2147483647"),
         (["predict", "fa2", *shape(batch="2147483647")], "seqlen_q is 2199023254528; at most 268435456 query rows can be"),
         (["predict", "fa2", *SHAPE, "--set", "block_kv=0"], "block_kv got 0; it must be at least 1, or none"),

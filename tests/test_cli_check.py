@@ -34,6 +34,32 @@ def test_clean_is_exit_code_0(args: tuple[str, ...]) -> None:
     assert result.stdout.count(": clean (1 kernel, ") == 3
 
 
+def test_without_a_chip_the_first_that_can_is_taken_and_named() -> None:
+    result = run("check", "fa4", "--seqlen", "256")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("fa4 on b200, ")
+    assert result.stderr == "note: fa4 cannot run on h100; it is checked on b200, --gpu chooses another\n"
+    assert run("check", "fa3", "--seqlen", "256").stderr == ""
+    assert sentence("check", "fa2", "--dtype", "fp8") == "flashsim: fa2 runs bf16 or fp16, got dtype 'fp8': change dtype"
+
+
+def test_what_is_too_large_names_what_can_be_smaller() -> None:
+    shown = run("check", "standard", "--head-dim-v", "512", "--seqlen", "256").stdout
+    assert "use smaller tiles, fewer stages or a smaller head dimension" in shown
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ('"row_sum", writes="l", reads="S"', '"row_sum", writes="l", reads="SS"', "has no buffer 'SS'; did you mean S?"),
+        ('"row_max", writes', '"rowmax", writes', "single_consumer_fwd: op 'rowmax' is unknown; did you mean row_max?"),
+    ],
+)
+def test_a_mistyped_name_is_a_sentence(right: str, wrong: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.read_text().replace(right, wrong))
+    assert words in sentence("check", str(tmp_path / "mine.py"))
+
+
 def test_hazards_are_exit_code_1_and_told_once() -> None:
     result = run("check", str(MINE), "--set", "stages=9")
     assert result.exit_code == 1

@@ -215,7 +215,7 @@ BAD_NUMBERS = {
     "value = nan": ("value = 132", "has the value nan; it must be a number"),
     "value = inf": ("value = 132", "has the value inf; it must be finite, at most 1.8e+308"),
     f"value = {'9' * 400}": ("value = 132", "has the value inf; it must be finite, at most 1.8e+308"),
-    "value = 1e18": ("value = 132", "has the value 1e+18; it must be at most 1e+07 count"),
+    "value = 1e18": ("value = 132", "has the value 1e+18; it must be at most 1e+06 count"),
     "value = 132.5": ("value = 132", "has the value 132.5; it must be a whole number"),
     "value = true": ("value = 132", "has the value True; it must be a number"),
     'value = "132"': ("value = 132", "has the value '132'; it must be a number"),

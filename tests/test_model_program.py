@@ -163,8 +163,18 @@ def test_walk_and_code_follow_the_same_path(nest: Nest, tiles: list[int]) -> Non
 
 def test_an_unknown_op_is_refused() -> None:
     b = Builder(name="k", warps=1, registers=1)
-    with pytest.raises(ValueError, match=r"^op 'mmma' is unknown; the vocabulary is load_async, load, "):
+    with pytest.raises(ValueError, match=r"^k: op 'mmma' is unknown; did you mean [uw]?g?mma\? model/ops.py has all$"):
         b.op("mmma")
+
+
+def test_a_buffer_that_is_not_there_is_named() -> None:
+    b = Builder(name="k", warps=1, registers=1)
+    with pytest.raises(ValueError, match=r"^k has no buffer 'S'; it has none$"):
+        b.op("row_sum", writes="l", reads="S")
+    b.registers_tile("S", rows=16, cols=16)
+    b.registers_tile("P", rows=16, cols=16)
+    with pytest.raises(ValueError, match=r"^k has no buffer 'SS'; did you mean S\? It has S, P$"):
+        b.op("row_sum", writes="l", reads="SS")
 
 
 def test_a_jump_lands_where_it_should() -> None:

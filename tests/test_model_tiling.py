@@ -112,11 +112,12 @@ def test_a_stage_buffer_named_with_a_dot_shares_its_parent() -> None:
 REFUSED = [
     (
         kernel(registers=256),
-        "kernel needs 256 registers per thread; h200 has at most 255: use smaller tiles or more warps",
+        "kernel needs 256 registers per thread; h200 has at most 255: use smaller tiles, more warps or a smaller head dimension",
     ),
     (
         kernel(smem=232_449),
-        "kernel needs 232449 B of shared memory; h200 gives a CTA at most 232448 B: use smaller tiles or fewer stages",
+        "kernel needs 232449 B of shared memory; h200 gives a CTA at most 232448 B: use smaller tiles, fewer stages or a"
+        " smaller head dimension",
     ),
     (
         kernel(warps=12, registers=255),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.chip import Dispatch, bundle_counts, dispatch, tile_work
 from flashsim.sim.engine import PORT, bundle_table
-from flashsim.sim.predict import simulate
+from flashsim.sim.predict import UNIT_WORDS, WAIT_WORDS, simulate
 
 ALL_SCHEDULES = list(SCHEDULES)
 
@@ -133,3 +135,18 @@ def test_the_critical_sm_is_what_is_simulated(name: str) -> None:
     for launch in result.launches:
         assert launch.job.queue.tolist() == launch.dispatch.queue.tolist()
         assert len(launch.run.ctas) == len(launch.dispatch.queue)
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa3"])
+def test_the_limiter_names_the_longest_wait(name: str) -> None:
+    """Of a kernel bound by latency: a pipe that warps queue for is a wait like a barrier's."""
+    words = UNIT_WORDS | WAIT_WORDS
+    seen = 0
+    for head_dim, seqlen in product((64, 128), (512, 1024, 2048)):
+        attention = Attention(batch=4, heads_q=16, seqlen_q=seqlen, head_dim=head_dim)
+        result = simulate(get_schedule(name), load_gpu("h100"), attention)
+        if result.limiter.startswith("latency: "):
+            longest = max((n for n in result.stalls if n in words), key=lambda n: result.stalls[n])
+            assert result.limiter.endswith(f"warps wait most for {words[longest].partition(' (')[0]}")
+            seen += 1
+    assert seen

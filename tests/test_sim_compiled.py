@@ -11,7 +11,7 @@ from pathlib import Path
 import numba as nb
 import pytest
 
-from flashsim.sim.compiled import SENTENCE, UNKEPT, announce, cold
+from flashsim.sim.compiled import SENTENCE, UNKEPT, announce, cold, once
 from flashsim.sim.fast_parts import jit
 
 SMALL = "import numba as nb\n\ndef twice(x):\n    return 2 * x\n"

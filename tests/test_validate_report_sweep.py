@@ -221,6 +221,14 @@ def test_scales_keep_values_inside_and_in_order(values: list[float], log: bool) 
     assert all(min(values) - 1e-9 <= tick <= max(values) + 1e-9 for tick in ticks)
 
 
+@pytest.mark.parametrize(("kib", "steps"), [((32, 96), 16), ((48, 208), 32), ((100, 101), 0.25)])
+def test_sizes_of_memory_have_ticks_a_power_of_two_apart(kib: tuple[int, int], steps: float) -> None:
+    ticks = [tick / 1024 for tick in Scale([1024.0 * n for n in kib], 10, 110, log=False, binary=True).ticks()]
+    assert len(ticks) > 2
+    assert {b - a for a, b in zip(ticks, ticks[1:], strict=False)} == {steps}
+    assert all(tick % steps == 0 for tick in ticks)
+
+
 # --- the command ---
 
 

@@ -201,7 +201,7 @@ def ideas(
 def _row(idea: Idea, gpu: GPU, known: dict[tuple[Any, ...], Result]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "idea": idea.name, "generation": idea.generation, "schedule": idea.schedule, "gpu": gpu.name,
-        "shape": idea.attention.label, "with_it": _text(idea.fields), "without_it": _switched(idea),
+        "shape": idea.attention.label, "with_it": in_words(idea.fields), "without_it": _switched(idea),
         "claim": idea.claim, "source": idea.source,
         "published_times": idea.loses, "reason": None,
     }  # fmt: skip
@@ -220,14 +220,15 @@ def _row(idea: Idea, gpu: GPU, known: dict[tuple[Any, ...], Result]) -> dict[str
     }  # fmt: skip
 
 
-def _text(switches: Switches) -> str:
+def in_words(switches: Switches) -> str:
+    """As ``--set`` takes them."""
     return ", ".join(f"{name}={str(value).lower()}" for name, value in switches)
 
 
 def _switched(idea: Idea) -> str:
     if idea.against:
         return idea.against
-    changes = [_text(idea.without)] * bool(idea.without)
+    changes = [in_words(idea.without)] * bool(idea.without)
     changes += [f"dtype={idea.dtype_without}"] * bool(idea.dtype_without) + ["every block computed"] * idea.unmasked
     return ", ".join(changes)
 
@@ -272,10 +273,11 @@ def meetings(program: Program) -> float:
 def worth(having: Result, lacking: Result) -> str:
     """What is lost without it: time, clock where it moves, bytes, meetings, idle SMs, and what binds."""
     time = 100 * (lacking.ms / having.ms - 1)
-    words = [f"{time:+.0f} % time" if abs(time) >= 0.5 else "no time"]
+    words = [f"{time:+.0f} % time" if abs(time) >= 0.5 else "the same time"]
     cycles = 100 * (lacking.cycles / having.cycles - 1)
     if abs(cycles - time) >= 2:
-        words[0] += f" ({cycles:+.0f} % cycles{'; the power limit gives the rest back' if cycles > time else ''})"
+        taken = f"{cycles:+.0f} % cycles" if abs(cycles) >= 0.5 else "the same cycles"
+        words[0] += f" ({taken}{'; the power limit gives the rest back' if cycles > time else ''})"
     for key, label in BYTES:
         before, after = _moved(having, key), _moved(lacking, key)
         if before and abs(after / before - 1) >= TELLING:

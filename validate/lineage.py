@@ -156,7 +156,7 @@ ENTRIES = (
 
 
 def lineage(*, progress: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
-    """One dict a row: generation, gpu, shape, predicted and published TFLOP/s, error in %, clock, limiter and speed-ups.
+    """One dict a row: generation, gpu, shape, switches, predicted and published TFLOP/s, error in %, clock, limiter, speed-ups.
 
     ``progress`` hears what is next.
     """
@@ -184,6 +184,7 @@ def _row(entry: Entry, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "schedule": entry.schedule,
         "gpu": entry.gpu,
         "shape": entry.attention.label,
+        "switches": dict(entry.switches),
         "predicted_tflops": result.tflops,
         "published_tflops": entry.published,
         "error_pct": 100 * (entry.published / result.tflops - 1) if entry.published else None,

@@ -144,7 +144,8 @@ def _section(section: _Section) -> str:
     return "".join(
         (
             head,
-            f'{cards(shown)}<p>Limiter: <strong>{escape(x.limiter)}</strong>.</p>'
+            f'{cards(shown)}<p>Limiter: <strong>{escape(x.limiter)}</strong>.</p>',
+            *(f'<p class="note">Note: {escape(note)}.</p>' for note in x.notes),
             f'<p class="note">{escape(x.attention.label)} on {escape(x.gpu)}; numbers used: {escape(kinds)}.</p>',
             "<h3>Timeline</h3>",
             *_timelines(x, section.id),
@@ -207,7 +208,8 @@ def tail(x: Result) -> float:
 
 def _bounds(x: Result) -> str:
     low, high = x.bounds["max_of_units"], x.bounds["sum_of_units"]
-    named = (("lower: the busiest unit alone", low), ("predicted", x.cycles), ("upper: the units one after the other", high))
+    one_by_one = "all units one after the other, on all SMs and without waits"
+    named = (("lower: the busiest unit alone", low), ("predicted", x.cycles), (one_by_one, high))
     top = max(value for _, value in named)
     rows = [row(name, bar(value / top), f"{value:,.0f}", f"{value / low:.2f}x") for name, value in named]
     return table("Bounds", ("", "", "*cycles", "*over the lower bound"), rows)

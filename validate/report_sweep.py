@@ -30,7 +30,7 @@ NAMED = 3  # fields that the title names
 STEPS_PCT = (0.05, 2, 5, 10, 20, 40, 80)  # up to where a cell of a heat map has which shade
 COSTS = (
     Cost(column="registers_per_thread", title="registers a thread", write="{:.0f}".format),
-    Cost(column="smem_bytes_per_cta", title="SMEM a CTA", write=smem),
+    Cost(column="smem_bytes_per_cta", title="SMEM a CTA", write=smem, binary=True),
 )
 WORDS = {"ms": "time", "tflops": "TFLOP/s"}
 RESULTS = ("*ms", "*TFLOP/s", "*of peak", "*above best", "*registers", "*SMEM", "*CTAs/SM", "*MHz", "counts", "limiter")
@@ -106,7 +106,7 @@ def _overview(record: Record, found: Mapping[str, Any], good: Sequence[Row]) -> 
             ("candidates", f"{found['evaluated']:,}", f"{whole}{f'; {left:,} not simulated yet' if left else ''}"),
             ("ran", f"{found['ok']:,}", f"{found['pruned']:,} cannot run, {found['failed']:,} failed"),
             ("best over the median", f"{middle:.2f}x", f"over the slowest {worst:.2f}x"),
-            ("Pareto front", f"{len(found['pareto'])}", "best in time, registers or SMEM"),
+            ("Pareto front", f"{len(found['pareto'])}", "unbeaten in time, registers and SMEM"),
         )
     )
     note = "" if record.complete else '<p class="refused">The sweep is unfinished: what is here may change.</p>'
@@ -158,7 +158,8 @@ def _pareto(record: Record, good: Sequence[Row], front: Sequence[Row]) -> str:
     charts = "".join(
         scatter(title=f"{what} over {cost.title}", cost=cost, y=record.objective, dots=dots, front=ids) for cost in varying
     )
-    drawn = f'<div class="columns">{charts}</div><p class="readout" aria-live="polite"></p>' if varying else ""
+    line = '<p class="note">Large dots: the front of all three; the line is the best of its two alone, so some lie off it.</p>'
+    drawn = f'<div class="columns">{charts}</div>{line}<p class="readout" aria-live="polite"></p>' if varying else ""
     alike = [f"{cost.title} ({cost.write(good[0][cost.column])})" for cost in COSTS if cost not in varying]
     same = f'<p class="note">All candidates that ran have the same {" and ".join(alike)}.</p>' if alike else ""
     caption = "Nothing beats these in time, registers and SMEM alike"

@@ -18,17 +18,18 @@ LOG = 3.0  # largest over smallest from where a scale is logarithmic
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What lies on the x axis: a row's column, its name in words, and how its ticks are written."""
+    """What lies on the x axis: a row's column, its name in words, and how its ticks are written. ``binary``: in powers of two."""
 
     column: str
     title: str
     write: Callable[[float], str]
+    binary: bool = False
 
 
 def scatter(*, title: str, cost: Cost, y: str, dots: Sequence[tuple[Row, str]], front: Collection[int]) -> str:
     """``dots``: rows, best first, with what is said of each; ``y``: "ms" or "tflops"; ``front``: candidates that are marked."""
     name = cost.column
-    across = Scale([row[name] for row, _ in dots], LEFT, WIDTH - RIGHT, log=False)
+    across = Scale([row[name] for row, _ in dots], LEFT, WIDTH - RIGHT, log=False, binary=cost.binary)
     up = Scale([row[y] for row, _ in dots], HEIGHT - BOTTOM, TOP, log=True)
     drawn: set[tuple[int, int]] = set()
     below: list[str] = []
@@ -75,11 +76,11 @@ def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 class Scale:
     """Values to places from ``start`` to ``end``, with a twentieth of room at either side; logarithmic only where ``log`` and
-    the values spread by more than LOG."""
+    the values spread by more than LOG. ``binary``: ticks are a power of two apart."""
 
-    def __init__(self, values: Sequence[float], start: float, end: float, *, log: bool) -> None:
+    def __init__(self, values: Sequence[float], start: float, end: float, *, log: bool, binary: bool = False) -> None:
         self.low, self.high = float(min(values)), float(max(values))
-        self.start, self.end = start, end
+        self.start, self.end, self.binary = start, end, binary
         self.log = log and self.low > 0 and self.high / self.low > LOG
 
     def _place(self, value: float) -> float:
@@ -98,8 +99,13 @@ class Scale:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             found = [m * 10.0**p for p in powers for m in (1, 2, 5) if self.low <= m * 10.0**p <= self.high]
         else:
-            power = 10.0 ** math.floor(math.log10((self.high - self.low) / TICKS))
-            step = next(f * power for f in (1, 2, 5, 10) if f * power * TICKS >= self.high - self.low)
+            least = (self.high - self.low) / TICKS
+            power = 10.0 ** math.floor(math.log10(least))
+            step = (
+                2.0 ** math.ceil(math.log2(least))
+                if self.binary
+                else next(f * power for f in (1, 2, 5, 10) if f * power >= least)
+            )
             first = math.ceil(self.low / step)
             found = [step * n for n in range(first, math.floor(self.high / step) + 1)]
         return found if len(found) > 1 else [self.low, self.high]

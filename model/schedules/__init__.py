@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from ..named import nearest
 from ..schedule import Schedule
 from .cudnn import CuDNN
 from .fa1 import FA1
@@ -24,12 +24,12 @@ SCHEDULES: dict[str, type[Any]] = {
 def get_schedule(name: str, **fields: Any) -> Schedule:
     """The schedule of that name with ``fields`` set. Raises ValueError with the nearest known name or field."""
     if name not in SCHEDULES:
-        close = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.0)[0]
+        close = nearest(name, SCHEDULES)
         raise ValueError(f"schedule {name!r} is unknown; did you mean {close}? Known are {', '.join(SCHEDULES)}")
     cls = SCHEDULES[name]
     for field in fields:
         if field not in cls.__dataclass_fields__:
-            close = difflib.get_close_matches(field, cls.__dataclass_fields__, n=1, cutoff=0.0)[0]
+            close = nearest(field, cls.__dataclass_fields__)
             known = ", ".join(cls.__dataclass_fields__)
             raise ValueError(f"{name} has no field {field!r}; did you mean {close}? Its fields are {known}")
     schedule = cls(**fields)

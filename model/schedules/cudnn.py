@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from ..attention import Attention
 from ..gpu import GPU
 from ..program import Program
+from ..schedule import Schedule
 from .fa2 import FA2
 from .fa3 import FA3
 from .fa4 import FA4
 
 FA4_LIKE = (9, 19)
 ASSUMED = "assumed: cuDNN taken as {} (its kernels are closed)"
+AS_BEFORE = "fa4 without emulated exponentials and conditional rescale"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +40,21 @@ class CuDNN:
             raise ValueError(re.sub(r"^fa[234]\b", self.name, str(error))) from None
 
     def _borrowed(self, gpu: GPU, attention: Attention) -> tuple[Program, ...]:
-        if gpu.tcgen05 is not None and self._release() >= FA4_LIKE:
-            like, programs = "fa4", FA4(cta_pair=self.cta_pair).lower(gpu, attention)
-        elif gpu.tcgen05 is not None:
-            like = "fa4 without emulated exponentials and conditional rescale"
-            programs = FA4(exp2_emulation=0.0, rescale_threshold=0.0, cta_pair=self.cta_pair).lower(gpu, attention)
-        elif gpu.wgmma is not None:
-            like, programs = "fa3", FA3().lower(gpu, attention)
-        else:
-            like, programs = "fa2", FA2(build="flash-attn").lower(gpu, attention)
-        self._release()
+        like, schedule = self._like(gpu)
+        programs = schedule.lower(gpu, attention)
         return tuple(replace(p, name=f"cudnn_{p.name}", profile=ASSUMED.format(like)) for p in programs)
+
+    def _like(self, gpu: GPU) -> tuple[str, Schedule]:
+        """The pipeline that it borrows on this chip, in words and as a schedule."""
+        release = self._release()
+        if gpu.tcgen05 is not None and release >= FA4_LIKE:
+            return "fa4", FA4(cta_pair=self.cta_pair)
+        if gpu.tcgen05 is not None:
+            return AS_BEFORE, FA4(exp2_emulation=0.0, rescale_threshold=0.0, cta_pair=self.cta_pair)
+        return ("fa3", FA3()) if gpu.wgmma is not None else ("fa2", FA2(build="flash-attn"))
+
+    def assumption(self, gpu: GPU) -> str:
+        return f"an assumption: cuDNN's kernels are closed, and here {self._like(gpu)[0]} stands for them"
 
     def _release(self) -> tuple[int, ...]:
         try:
