@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .cli_options import as_json, problem_options
 from .model.named import nearest
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ ELSEWHERE = {
 }
 
 
+#: How ``flashsim --help`` lists them.
+GROUPS = {
+    "How fast, and what binds": ("predict", "compare", "whatif"), "What would be better": ("explore", "optimum"),
+    "See it": ("trace", "view", "plot", "report"), "Is it right": ("check", "crosscheck", "lineage", "calibrate"),
+    "What there is": ("schedules", "gpus"),
+}  # fmt: skip
+EXAMPLE = "flashsim predict fa3 --gpu h100 --batch 4 --heads 16 --seqlen 4096 --head-dim 128"
+
+
 class Commands(click.Group):
     """A group that turns bad input into a sentence, knows the nearest command, and ends cleanly on Ctrl-C."""
 
@@ -61,10 +71,14 @@ class Commands(click.Group):
         return sorted({*super().list_commands(ctx), *ELSEWHERE})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What each command does, its first sentence whole; click would cut it off."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in commands if command])
+        """What each command does, its first sentence whole (click would cut it off), by what is asked."""
+        names = self.list_commands(ctx)
+        told = [name for group in GROUPS.values() for name in group]
+        for title, group in {**GROUPS, "Others": tuple(name for name in names if name not in told)}.items():
+            commands = [(name, self.get_command(ctx, name)) for name in group]
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl([(name, c.get_short_help_str(limit=1000)) for name, c in commands if c])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in ELSEWHERE and cmd_name not in self.commands:
@@ -112,38 +126,13 @@ class Commands(click.Group):
             raise Sentence(sentence) from None
 
 
-def problem_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The problem, the chip and how it is run: the same options for predict, compare and trace."""
-    options = (
-        click.option("--gpu", required=True, metavar="NAME", help="Chip name, or the path of a chip's .toml file."),
-        click.option("--batch", type=int, required=True),
-        click.option("--heads", type=int, required=True, help="Query heads."),
-        click.option("--heads-kv", type=int, help="Key/value heads [default: --heads]."),
-        click.option("--seqlen", type=int, required=True, help="Queries."),
-        click.option("--seqlen-kv", type=int, help="Keys [default: --seqlen]."),
-        click.option("--head-dim", type=int, required=True),
-        click.option("--head-dim-v", type=int, help="Columns of V [default: --head-dim]."),
-        click.option("--causal", is_flag=True, help="Mask, aligned bottom-right."),
-        click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd"),
-        click.option("--dtype", default="bf16", show_default=True, metavar="bf16|fp16|fp8", help="Of Q, K, V and O."),
-        click.option("--clock", default="power", show_default=True, metavar="MHZ|boost|power", help="MHz is a cap."),
-        click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule."),
-        click.option("--set-gpu", "gpu_sets", multiple=True, metavar="NUMBER=VALUE", help="For example pipe.ex2=4."),
-        click.option("--engine", default="fast", show_default=True, metavar="fast|simpy"),
-        click.option("--scope", type=click.Choice(["sm", "chip"]), default="sm", show_default=True, help="One SM, or all."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=f"Example: {EXAMPLE}")
 @click.version_option(package_name="flashsim", message="flashsim %(version)s")
 def main() -> None:
-    """Predict, explain and cross-check FlashAttention schedules without a GPU."""
+    """Predict, explain and cross-check FlashAttention schedules without a GPU.
+
+    SCHEDULE is one that "flashsim schedules" lists, or a Python file with your own. COMMAND --help says what a command takes.
+    """
     log = logging.getLogger(__package__)
     if not any(isinstance(handler, Notes) for handler in log.handlers):
         log.addHandler(Notes())
@@ -151,7 +140,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("schedule")
+@click.argument("schedule", metavar="SCHEDULE|FILE.py")
 @problem_options
 @as_json
 def predict(schedule: str, as_json: bool, **options: Any) -> None:
@@ -193,7 +182,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("schedule")
+@click.argument("schedule", metavar="SCHEDULE|FILE.py")
 @problem_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="JSON to write.")
 @click.option("--limit", type=int, default=20_000, show_default=True, help="Records of one kernel to keep.")
@@ -224,7 +213,11 @@ def trace(schedule: str, output: Path, limit: int, blocks: int | None, **options
 @click.option("--rows", "every_row", is_flag=True, help="Also each row with its verdict.")
 @as_json
 def crosscheck(file: Path, by: str | None, every_row: bool, as_json: bool) -> None:
-    """Predict each measured row of FILE (CSV) and say how far off it is, and why."""
+    """Predict each measured row of FILE (CSV) and say how far off it is, and why.
+
+    Columns: gpu, kernel, batch, heads_q, seqlen_q, head_dim and one of ms, tflops (papers' convention) or cycles; any other
+    of validate/data/published.csv.
+    """
     from . import render_crosscheck
 
     keys = render_crosscheck.keys_of(by)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from . import cli
+from .cli_options import SET
 
 
 @click.command()
@@ -26,10 +27,10 @@ def gpus(name: str | None) -> None:
 @click.argument("schedule", required=False, metavar="[SCHEDULE|FILE.py]")
 @click.option("--gpu", metavar="NAME", help="Chip [default: h100, or the first that runs it].")
 @click.option("--seqlen", type=int, default=512, show_default=True, help="Queries and keys.")
-@click.option("--head-dim", type=int, default=128, show_default=True)
+@click.option("--head-dim", type=int, default=128, show_default=True, help="Columns of Q and K.")
 @click.option("--causal", is_flag=True, help="Mask, aligned bottom-right.")
 @click.option("--dtype", default="bf16", show_default=True, metavar="bf16|fp16|fp8")
-@click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule.")
+@click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help=SET)
 def schedules(
     schedule: str | None, gpu: str | None, seqlen: int, head_dim: int, causal: bool, dtype: str, sets: Sequence[str]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from . import cli
+from .cli_options import PASS, SET, as_json
 from .model.attention import Attention
 from .model.gpu import GPU
 from .model.schedule import Schedule
@@ -29,15 +30,15 @@ PROBLEMS: tuple[dict[str, Any], ...] = (
 @click.option("--heads-kv", type=int, help="Key/value heads [default: --heads].")
 @click.option("--seqlen", type=int, help="Queries [default: three problems of about 1024].")
 @click.option("--seqlen-kv", type=int, help="Keys [default: --seqlen].")
-@click.option("--head-dim", type=int, default=128, show_default=True)
+@click.option("--head-dim", type=int, default=128, show_default=True, help="Columns of Q and K.")
 @click.option("--head-dim-v", type=int, help="Columns of V [default: --head-dim].")
 @click.option("--causal", is_flag=True, help="Mask, aligned bottom-right.")
-@click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd")
+@click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd", help=PASS)
 @click.option("--dtype", default="bf16", show_default=True, metavar="bf16|fp16|fp8", help="Of Q, K, V and O.")
-@click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help="A switch of the schedule.")
+@click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help=SET)
 @click.option("--why", is_flag=True, help="Also list which op orders which accesses.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.json", help="Draw what was followed (ui.perfetto.dev).")
-@cli.as_json
+@as_json
 def check(schedule: str, why: bool, trace: Path | None, as_json: bool, **options: Any) -> None:
     """Find races, deadlocks and exceeded budgets of SCHEDULE, whatever the timing; of a user's own with FILE.py.
 

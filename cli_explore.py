@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import cli
+from .cli_options import as_json, problem_options
 from .model.schedule import assumptions
 
 if TYPE_CHECKING:
@@ -44,11 +45,18 @@ def _sizes_may_vary(command: click.Command) -> click.Command:
     return command
 
 
+def _one_sm(command: click.Command) -> click.Command:
+    """Candidates are simulated at SM scope alone: without the option nobody takes them for the whole chip's."""
+    command.params = [option for option in command.params if option.name != "scope"]
+    return command
+
+
 @_sizes_may_vary
+@_one_sm
 @click.command()
-@click.argument("schedule")
+@click.argument("schedule", metavar="SCHEDULE|FILE.py")
 @click.argument("more", nargs=-1, metavar="[FIELD=VALUES]...")
-@cli.problem_options
+@problem_options
 @click.option("--vary", "varied", multiple=True, metavar="FIELD=VALUES", help="block_kv=32,64  stages=2:4  gpu.pipe.ex2=4:8:2")
 @click.option("--max-candidates", type=int, default=2000, show_default=True, help="Largest grid that is simulated whole.")
 @click.option("--trials", type=int, help="Search a large space with Optuna: so many candidates.")
@@ -59,7 +67,7 @@ def _sizes_may_vary(command: click.Command) -> click.Command:
 @click.option("--resume", type=_FILE, metavar="FILE", help="Go on with an interrupted sweep.")
 @click.option("--top", type=int, default=10, show_default=True, help="Rows of the table of the best.")
 @click.option("--heatmap", type=(str, _FILE), metavar="X,Y FILE", help="Two varied fields as a picture.")
-@cli.as_json
+@as_json
 def explore(schedule: str, more: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Simulate SCHEDULE over every combination of the varied FIELDs: the best, the Pareto front, and what matters.
 
@@ -253,16 +261,17 @@ def _progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[], Non
 # --- what if ---
 
 
+@_one_sm
 @click.command()
-@click.argument("schedule")
-@cli.problem_options
+@click.argument("schedule", metavar="SCHEDULE|FILE.py")
+@problem_options
 @click.option("--free", "freed", multiple=True, metavar="UNIT", help="It costs nothing: a unit, an instruction or a number.")
 @click.option("--scale", "scaled", multiple=True, metavar="UNIT=FACTOR", help="mufu=2: twice as fast.")
 @click.option("--from", "donor", metavar="CHIP", help="Another chip: what if this one had its units?")
 @click.option("--take", "taken", multiple=True, metavar="UNIT", help="What to take of --from [default: each unit in turn].")
 @workers_options
 @click.option("--plot", type=_FILE, metavar="FILE", help="The tornado as a picture.")
-@cli.as_json
+@as_json
 def whatif(schedule: str, as_json: bool, **options: Any) -> None:
     """What the units of a chip cost SCHEDULE: each one free, twice as fast and half as fast; or the changes asked for.
 

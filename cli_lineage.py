@@ -9,13 +9,14 @@ from contextlib import contextmanager
 import click
 
 from . import cli
+from .cli_options import as_json
 
 
 @click.command()
 @click.option("--ideas", "with_ideas", is_flag=True, help="Each idea as a switch: the generation with it and without it.")
 @click.option("--idea", "names", multiple=True, metavar="NAME", help="Of --ideas this one alone; may be repeated.")
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Of --ideas: on this chip [default: own and neighbours].")
-@cli.as_json
+@as_json
 def lineage(with_ideas: bool, names: tuple[str, ...], gpus: tuple[str, ...], as_json: bool) -> None:
     """The table of generations: predicted beside published, and what binds each."""
     from . import render_lineage

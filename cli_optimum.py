@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import cli
+from .cli_options import as_json, problem_options
 
 if TYPE_CHECKING:
     from .model.schedule import Schedule
@@ -24,13 +25,13 @@ OTHERS = 3
 
 
 @click.command()
-@click.argument("schedule")
-@cli.problem_options
+@click.argument("schedule", metavar="SCHEDULE|FILE.py")
+@problem_options
 @click.option("--kernel", metavar="NAME", help="Which kernel of the schedule [default: the longest with a loop].")
 @click.option("--seconds", type=float, default=SECONDS, show_default=True, help="For all that comes after the first simulation.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
 @click.option("--as-built", is_flag=True, help="Only the loop as it is: no switches, no more buffers or tiles.")
-@cli.as_json
+@as_json
 def optimum(schedule: str, as_json: bool, **options: Any) -> None:
     """The best modulo schedule beside SCHEDULE's own steady loop: interval, bounds, what to move.
 

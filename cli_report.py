@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import cli
+from .cli_options import problem_options
 
 if TYPE_CHECKING:
     from .sim.predict import Result
@@ -32,7 +33,7 @@ def _without_a_problem(command: click.Command) -> click.Command:
 @_without_a_problem
 @click.command()
 @click.argument("names", nargs=-1, metavar="[SCHEDULE]...")
-@cli.problem_options
+@problem_options
 @click.option("--sweep", type=click.Path(path_type=Path), metavar="FILE", help="What explore -o wrote: report it instead.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="HTML to write.")
 def report(names: tuple[str, ...], sweep: Path | None, output: Path, **options: Any) -> None:
@@ -98,8 +99,8 @@ def _report_schedules(names: tuple[str, ...], output: Path, options: dict[str, A
 
 
 @click.command()
-@click.argument("schedule")
-@cli.problem_options
+@click.argument("schedule", metavar="SCHEDULE|FILE.py")
+@problem_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help=".png, .svg or .pdf.")
 @click.option("--kernel", metavar="NAME", help="Which kernel of the schedule [default: the longest].")
 @click.option("--from", "start", type=float, metavar="CYCLE", help="First cycle [default: where the loop is steady].")

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from command_line import run, sentence
 from machines import chip_for
@@ -310,7 +311,7 @@ def test_importing_the_command_line_loads_no_engine() -> None:
     [
         (["--nonsense"], "No such option '--nonsense'."),
         (["predict", "fa2", "--bogus"], "No such option '--bogus'."),
-        (["predict"], "Missing argument 'SCHEDULE'."),
+        (["predict"], "Missing argument 'SCHEDULE|FILE.py'."),
         (["gpus", "a", "b"], "Got unexpected extra argument (b)"),
         (["predict", "fa2", "--gpu", "h100", "--batch", "x"], "'x' is not a valid integer."),
     ],
@@ -321,7 +322,9 @@ def test_a_wrong_option_is_one_sentence(args: list[str], words: str) -> None:
 
 def test_without_a_command_there_is_help() -> None:
     result = run()
-    assert "Commands:" in result.output
+    assert all(f"{title}:" in result.output for title in cli.GROUPS)
+    assert "Others:" not in result.output
+    assert sorted(name for group in cli.GROUPS.values() for name in group) == cli.main.list_commands(click.Context(cli.main))
 
 
 def test_a_long_simulation_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:

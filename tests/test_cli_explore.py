@@ -47,6 +47,11 @@ def test_values_may_follow_one_vary_and_sizes_need_no_option() -> None:
     assert "seqlen is neither given nor varied: give --seqlen, or --vary seqlen=a,b,c" in missing.stderr
 
 
+@pytest.mark.parametrize("command", ["explore", "whatif"])
+def test_scope_is_not_an_option_of_what_simulates_one_sm(command: str) -> None:
+    assert "No such option" in command_line.sentence(command, "fa2", *SHAPE, "--scope", "chip")
+
+
 def test_nothing_varied_means_the_usual_tiles() -> None:
     found = answer("--set", "block_kv=64")
     assert found["vary"] == {
