@@ -46,6 +46,7 @@ class Opcode(IntEnum):
     TILE = 16  # where a persistent warp goes on with its CTA's next tile
 
 
+_ISSUE, _LOOP, _SKIP, _EXIT = (int(op) for op in (Opcode.ISSUE, Opcode.LOOP, Opcode.SKIP_IF_NEGATIVE, Opcode.EXIT))
 CODE_COLUMNS = ("opcode", "bundle", "count", "arg", "bytes", "tensor", "index", "jump", "statement", "barrier", "ring")
 
 
@@ -342,12 +343,12 @@ class Program:
     def instruction_counts(self, tile: int) -> dict[str, int]:
         """Warp instructions that one CTA issues for ``tile``, by instruction name."""
         counts = dict.fromkeys(INSTRUCTIONS, 0)
-        args = self.tiles.row(tile)
+        args, code = self.tiles.row(tile), self.code.tolist()
         for role in self.roles:
-            for row, times in _dynamic_rows(self, role.start, args):
-                if row[0] == Opcode.ISSUE:
+            for row, times in _dynamic_rows(self, code, role.start, args):
+                if row[0] == _ISSUE:
                     for name, n in self.bundles[row[1]]:
-                        counts[name] = counts.get(name, 0) + n * int(row[2]) * times * role.warps
+                        counts[name] = counts.get(name, 0) + n * row[2] * times * role.warps
         return counts
 
     def __str__(self) -> str:
@@ -366,31 +367,31 @@ def _matching(body: list[Statement]) -> dict[int, int]:
     return ends
 
 
-def _dynamic_rows(program: Program, start: int, args: dict[str, int]) -> Iterator[tuple[IntArray, int]]:
+def _dynamic_rows(
+    program: Program, code: list[list[int]], start: int, args: dict[str, int]
+) -> Iterator[tuple[list[int], int]]:
     """Rows of one role with how often each runs: trip counts multiplied out, guards evaluated trip by trip."""
 
-    def run(pc: int, end: int, loops: dict[str, int], times: int) -> Iterator[tuple[IntArray, int]]:
-        code = program.code
+    def run(pc: int, end: int, loops: dict[str, int], times: int) -> Iterator[tuple[list[int], int]]:
         while pc < end:
             row = code[pc]
             op = row[0]
-            if op == Opcode.EXIT:
+            if op == _EXIT:
                 return
-            if op == Opcode.LOOP:
+            if op == _LOOP:
                 trips = program.expressions[row[3]].value(args, loops)
                 var = program.loops[row[6]]
-                guarded = [e for e in program.code[pc : row[7]] if e[0] in (Opcode.SKIP_IF_NEGATIVE, Opcode.LOOP)]
-                if guarded:
+                if any(e[0] in (_SKIP, _LOOP) for e in code[pc : row[7]]):
                     for i in range(trips):
-                        yield from run(pc + 1, int(row[7]), {**loops, var: i}, times)
+                        yield from run(pc + 1, row[7], {**loops, var: i}, times)
                 elif trips > 0:
-                    yield from run(pc + 1, int(row[7]), {**loops, var: 0}, times * trips)
-                pc = int(row[7]) + 1
+                    yield from run(pc + 1, row[7], {**loops, var: 0}, times * trips)
+                pc = row[7] + 1
                 continue
-            if op == Opcode.SKIP_IF_NEGATIVE and program.expressions[row[3]].value(args, loops) < 0:
-                pc = int(row[7])
+            if op == _SKIP and program.expressions[row[3]].value(args, loops) < 0:
+                pc = row[7]
                 continue
             yield row, times
             pc += 1
 
-    yield from run(start, len(program.code), {}, 1)
+    yield from run(start, len(code), {}, 1)

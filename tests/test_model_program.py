@@ -31,12 +31,14 @@ def lowered(name: str, gpu: str = "", **shape: Any) -> tuple[Program, ...]:
     return get_schedule(name).lower(load_gpu(gpu or chip_for(name)), Attention(**fields))
 
 
-def expanded(program: Program, tile: int) -> dict[str, int]:
-    """Instructions of one tile from ``bundle_counts``."""
-    out = dict.fromkeys(INSTRUCTIONS, 0)
-    for times, bundle in zip(bundle_counts(program)[tile], program.bundles, strict=True):
-        for name, n in bundle:
-            out[name] += n * int(times)
+def expanded(program: Program) -> list[dict[str, int]]:
+    """Instructions of each tile from ``bundle_counts``."""
+    out = []
+    for tile in bundle_counts(program).tolist():
+        out.append(dict.fromkeys(INSTRUCTIONS, 0))
+        for times, bundle in zip(tile, program.bundles, strict=True):
+            for name, n in bundle:
+                out[-1][name] += n * times
     return out
 
 
@@ -152,13 +154,13 @@ def by_hand(nest: Nest, n: int) -> Counter[str]:
 def test_walk_and_code_follow_the_same_path(nest: Nest, tiles: list[int]) -> None:
     """Loops with no trips, guards on loop counters, any nesting: statements, code and a plain Python run agree."""
     program = build(nest, tiles)
-    for tile, n in enumerate(tiles):
+    for tile, (n, compiled) in enumerate(zip(tiles, expanded(program), strict=True)):
         expected = by_hand(nest, n)
         walked = sum(1 for s, _, _ in program.walk(tile) if s.kind == "wait_load")
         counted = program.instruction_counts(tile)
         assert walked == expected.total()
         assert {name: times // program.warps for name, times in counted.items() if times} == dict(expected)
-        assert expanded(program, tile) == counted
+        assert compiled == counted
 
 
 def test_an_unknown_op_is_refused() -> None:
@@ -212,9 +214,9 @@ def test_every_schedule_and_every_chip_has_a_partner() -> None:
 def test_counts_agree_three_ways(name: str, gpu: str, causal: bool) -> None:
     """walk (statements), instruction_counts (Python over code) and bundle_counts (compiled over code)."""
     for program in lowered(name, gpu, seqlen_q=200, seqlen_kv=330, causal=causal):
-        for tile in range(len(program.tiles)):
+        for tile, compiled in enumerate(expanded(program)):
             counted = program.instruction_counts(tile)
-            assert expanded(program, tile) == counted
+            assert compiled == counted
             walked = [s for role in range(len(program.roles)) for s, _, _ in program.walk(tile, role)]
             assert tensor_flops(counted) == sum(product_flops(program, s) for s in walked if s.kind in PRODUCTS)
             executed = sum(n for name, n in counted.items() if INSTRUCTIONS[name].counter != "none")
