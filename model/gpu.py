@@ -228,7 +228,7 @@ class Power(Section):
     ``peak_core_w``: what the SMs may draw meanwhile.
     ``tensor_stretch``: what the SMs run at of the clock asked for while tensor cores work, whatever the power.
     ``voltage_floor``: lowest core voltage over the voltage at boost, reached at half the boost clock. ``smem_write_pj_per_byte``:
-    of what lands in an SM's memory from L2; ``l2_pj_per_byte``: until there.
+    of what lands in an SM's memory from L2; ``l2_pj_per_byte``: until there. ``zero_fill_pj_per_byte``: of zeros written to HBM.
     """
 
     limit_w: Watts
@@ -245,6 +245,7 @@ class Power(Section):
     smem_write_pj_per_byte: Picojoules
     l2_pj_per_byte: Picojoules
     hbm_pj_per_byte: Picojoules
+    zero_fill_pj_per_byte: Picojoules
 
 
 class GPU(Section):

@@ -99,8 +99,8 @@ def sustained(
     """The SMs' clock in this launch, over and over: ``cap_mhz`` at most, and less where power binds.
 
     ``repeats``: how many follow a rest, the mean over which is wanted; 0: as many as it takes to settle. ``flush_bytes``: what is
-    written to HBM before each launch to empty L2, which draws less than most kernels and so leaves them more. The rule is told
-    behind the clock and names no other, but for a set cap, and for what a load that has not settled began and ended at.
+    written to HBM before each launch to empty L2, zeros, which draw less than most kernels and so leave them more. The rule is
+    told behind the clock and names no other, but for a set cap, and for what a load that has not settled began and ended at.
     """
     energy = picojoules(gpu, counts, bytes_)
     limit = float(gpu.power.limit_w * gpu.power.regulated_share)
@@ -116,7 +116,7 @@ def sustained(
         return energy.core * voltage(gpu, asked) ** 2 / max(1.0, cycles) * asked * slower * 1e-6
 
     flush_us = flush_bytes / float(gpu.hbm.write_bytes_per_s) * 1e6
-    memory = energy.memory + flush_bytes * float(gpu.power.l2_pj_per_byte + gpu.power.hbm_pj_per_byte)
+    memory = energy.memory + flush_bytes * float(gpu.power.zero_fill_pj_per_byte)
 
     def watts(asked: float) -> float:
         launch_us = max(1.0, cycles) / (asked * slower)

@@ -45,6 +45,7 @@ NUMBERS = {
     "power.vector_pj": "energy of a vector instruction", "power.ex2_pj": "energy of an exponential",
     "power.smem_pj_per_byte": "energy of a byte of SMEM", "power.l2_pj_per_byte": "energy of a byte of L2",
     "power.smem_write_pj_per_byte": "energy of a byte written to SMEM", "power.hbm_pj_per_byte": "energy of a byte of HBM",
+    "power.zero_fill_pj_per_byte": "energy of a byte of zeros written",
     "wgmma.cycles_per_column": "product, for each column",
     "wgmma.wait_cycles": "product's end to the warp waiting", "wgmma.wait_register_cycles": "the same, A in registers",
     "wgmma.queue": "products a sub-partition queues", "wgmma.pj_per_column": "energy of a product",

@@ -91,6 +91,20 @@ def gemm(m: int, n: int, k: int, dtype: str = "bf16", fill: str = "normal") -> C
     return lambda: torch.mm(a, b.t(), out=out)
 
 
+FILL_BYTES = 256 << 20
+
+
+def fill(what: str) -> Callable[[], Any]:
+    """256 MiB written at once: "zeros", as do_bench empties L2, "bits" half of which are set, or "copy" of random numbers."""
+    import torch
+
+    into = torch.empty(FILL_BYTES // 4, device="cuda", dtype=torch.int32)
+    if what == "copy":
+        numbers = torch.randint(-(2**31), 2**31 - 1, into.shape, device="cuda", dtype=torch.int32)
+        return lambda: into.copy_(numbers)
+    return into.zero_ if what == "zeros" else lambda: into.fill_(0x55AA55AA)
+
+
 def cases(wanted: set[str]) -> Iterator[Case]:
     """The kernels by name, shapes chosen beforehand."""
     shapes = {
@@ -133,9 +147,11 @@ def cases(wanted: set[str]) -> Iterator[Case]:
         (8192, 8192, 1024, "bf16", "normal"),
         (8192, 8192, 8192, "fp8", "normal"),
     ]
-    for m, n, k, dtype, fill in products if "gemm" in wanted else []:
-        make = lambda a=(m, n, k, dtype, fill): gemm(*a)  # noqa: E731
-        yield Case(kernel="gemm", make=make, dtype=dtype, variant=f"{m}x{n}x{k} {fill}")
+    for m, n, k, dtype, data in products if "gemm" in wanted else []:
+        make = lambda a=(m, n, k, dtype, data): gemm(*a)  # noqa: E731
+        yield Case(kernel="gemm", make=make, dtype=dtype, variant=f"{m}x{n}x{k} {data}")
+    for what in ("zeros", "bits", "copy") if "fill" in wanted else ():
+        yield Case(kernel="fill", make=lambda a=what: fill(a), dtype="int32", variant=what)  # type: ignore[misc]
 
 
 class Stamps:
@@ -224,7 +240,7 @@ def measure(case: Case, chip: str, library: Path, nvml: Any, trace: Any) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("kernels", nargs="+", choices=["fa3", "fa2", "standard", "gemm"])
+    parser.add_argument("kernels", nargs="+", choices=["fa3", "fa2", "standard", "gemm", "fill"])
     parser.add_argument("--gpu", default="h200", help="the chip file's name for what this machine has")
     parser.add_argument("--library", type=Path, required=True, help="libstamp.so, built from microbench/stamp.cu")
     parser.add_argument("--trace", type=Path, default=Path("trace.csv"), help="every stamp and power sample")
