@@ -96,7 +96,8 @@ def _question(rows: Rows, gpu: GPU, attention: Attention) -> tuple[str, str]:
     over = ""
     if len(good) > 1:
         others = sorted((row for row in good if row[1] is not best), key=lambda row: row[1].ms)
-        over = f", {others[0][1].ms / best.ms:.2f} times as fast as {escape(others[0][0])}"
+        times = others[0][1].ms / best.ms
+        over = f", {f'{times:.2f} times ' if times >= 1.005 else ''}as fast as {escape(others[0][0])}"
     name = f"<strong>{escape(label)}</strong>: " if len(rows) > 1 else ""
     rate = f"<strong>{best.ms:.4g} ms, {best.tflops:.1f} TFLOP/s</strong>"
     return question, f"{name}{rate}{over}. Limiter: <strong>{escape(best.limiter)}</strong>."
