@@ -5,7 +5,7 @@
 
 #include "async_ptx.cuh"
 #include "wgmma.cuh"
-#include "wgmma_shapes.cuh"
+#include "wgmma_ptx.cuh"
 
 __global__ void find_smem_base(uint32_t* base) {
     extern __shared__ __align__(1024) char smem[];

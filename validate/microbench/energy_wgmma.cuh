@@ -4,7 +4,7 @@
 
 #include "energy_streams.cuh"
 #include "wgmma.cuh"
-#include "wgmma_fp8_ptx.cuh"
+#include "wgmma_ptx.cuh"
 
 struct EnergyPlan {
     int fill_a = kNormal, fill_b = kNormal;
