@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from engine_jobs import H200, QUARTERS, TENSOR, both, halved, job_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from machines import PAIRS
 
 from flashsim.model.attention import Attention
 from flashsim.model.gpu import GPUS, load_gpu
@@ -64,14 +65,6 @@ def programs(name: str, gpu: str) -> tuple[Program, ...]:
     return get_schedule(name).lower(load_gpu(gpu), Attention(**SHAPE, causal=True))
 
 
-def runs_on(name: str, gpu: str) -> bool:
-    try:
-        return bool(programs(name, gpu))
-    except ValueError:  # the chip lacks what the schedule needs
-        return False
-
-
-PAIRS = [(name, gpu) for name, gpu in product(ALL_SCHEDULES, ALL_GPUS) if runs_on(name, gpu)]
 FIRST_GPU = dict(reversed(PAIRS))
 
 
