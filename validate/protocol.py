@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from ..model.schedules.fa3_tiles import TILES_2024
 
@@ -21,10 +22,12 @@ REPEATS = ((re.compile(r"FA3 (paper|blog|chart)"), 100),)
 DO_BENCH_FLUSH = 256 << 20
 
 
-def first_fa3(head_dim: str, *, fp8: bool, causal: bool) -> str:
-    """FA3's build of July 2024, the time of its paper, where its kernel was read; else none in particular."""
-    _, with_mask, without = TILES_2024.get((int(head_dim) if head_dim.isdigit() else 0, fp8), (0, None, None))
-    return "2024-07" if (with_mask if causal else without) else ""
+def first_fa3(head_dim: int, *, fp8: bool, causal: bool) -> dict[str, Any]:
+    """Switches of FA3 as of July 2024, the time of its paper: that build where its kernel was read, else none in particular; FP8
+    without persistent CTAs (section 4.1, footnote)."""
+    _, with_mask, without = TILES_2024.get((head_dim, fp8), (0, None, None))
+    build = {"build": "2024-07"} if (with_mask if causal else without) else {}
+    return build | ({"persistent": False} if fp8 else {})
 
 
 def repeats_of(source: str) -> int:
