@@ -246,8 +246,7 @@ def _variant(cells: Mapping[str, str]) -> str:
             return f"build=flash-attn;{variant}"
         if cells["kernel"] == "fa3":
             fp8, causal = cells.get("dtype") == "fp8", cells.get("causal") not in (None, "", "0")
-            head_dim = int(cells["head_dim"]) if cells["head_dim"].isdigit() else 0
-            told = first_fa3(head_dim, fp8=fp8, causal=causal)
+            told = first_fa3(cells["head_dim"], fp8=fp8, causal=causal)
             return "".join(f"{name}={str(value).lower()};" for name, value in told.items() if name not in variant) + variant
     return variant
 

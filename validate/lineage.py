@@ -49,7 +49,7 @@ _NARROW = Attention(batch=2, heads_q=32, seqlen_q=8192, head_dim=64)
 _NOT_EMULATED = (("exp2_emulation", 0.0),)
 _FP8_AS_MERGED = (*_NOT_EMULATED, ("rescale_threshold", 4.0))
 _PACKAGE = (("build", "flash-attn"),)
-_FA3_PAPER, _FP8_PAPER = (tuple(first_fa3(128, fp8=fp8, causal=False).items()) for fp8 in (False, True))
+_FA3_PAPER, _FP8_PAPER = (tuple(first_fa3("128", fp8=fp8, causal=False).items()) for fp8 in (False, True))
 _FIRST_RELEASE = (("build", "flash-attn-2.0"),)
 
 ENTRIES = (

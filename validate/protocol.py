@@ -22,10 +22,10 @@ REPEATS = ((re.compile(r"FA3 (paper|blog|chart)"), 100),)
 DO_BENCH_FLUSH = 256 << 20
 
 
-def first_fa3(head_dim: int, *, fp8: bool, causal: bool) -> dict[str, Any]:
+def first_fa3(head_dim: str, *, fp8: bool, causal: bool) -> dict[str, Any]:
     """Switches of FA3 as of July 2024, the time of its paper: that build where its kernel was read, else none in particular; FP8
     without persistent CTAs (section 4.1, footnote)."""
-    _, with_mask, without = TILES_2024.get((head_dim, fp8), (0, None, None))
+    _, with_mask, without = TILES_2024.get((int(head_dim) if head_dim.isdigit() else 0, fp8), (0, None, None))
     build = {"build": "2024-07"} if (with_mask if causal else without) else {}
     return build | ({"persistent": False} if fp8 else {})
 
