@@ -16,23 +16,22 @@ import numpy as np
 from . import compiled
 from . import fast_outside as outside
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, GROUPS, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
     SPILL, STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, Job, Run, deadlock,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
 from .fast_layout import (
-    AGAIN, BEGUN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GOES_ON, HEAD, HELD_UP, LANDING, LANDS, LAST, LEFT,
-    MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, OVER_AT, PATH, PC, PENDING, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON,
-    RECORDING, RECORDS, SINCE, STALLED, STEPS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
+    AGAIN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GOES_ON, HEAD, LANDING, LANDS, LAST, LEFT,
+    MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, PATH, PC, QUARTERS, READY, REASON,
+    RECORDING, RECORDS, SINCE, STALLED, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
 )  # fmt: skip
 from .fast_lru import RESIDENT
 from .fast_machine import (
-    ADVANCE, BARRIER, COMMIT, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MB_ARRIVE, MB_WAIT, MMA_COMMIT, MMA_WAIT, NAMED_ARRIVE, SKIP,
-    TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD, WGMMA, arrive, choose, complete, due, hold, instance, issue, known,
-    mbarrier_wait, note, renew, share, soonest, stall,
+    BARRIER, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MMA_WAIT, NAMED_ARRIVE, SKIP, TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD,
+    WGMMA, arrive, asks, choose, due, hold, instance, issue, known, note, order, renew, settle_mbarrier, share, soonest, stall,
 )  # fmt: skip
 from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
-from .fast_outside import CLOSE, CONTROL, LEAVE, REQUEST, SPILLED
+from .fast_outside import CONTROL, LEAVE, REQUEST, SPILLED
 from .fast_parts import N_PIPES, NEVER, jit, part, pop, push
 from .fast_parts import control as follow
 # isort: on
@@ -62,7 +61,7 @@ def leave(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: Any
     """The warp has ended its tile: (the key where it has to wait for other SMs, whether it goes on with another tile)."""
     control, slot = own.control, w // plan.per_cta
     if not known(control):
-        key = order_key(plan, state, sm, t, LEAVE, w)
+        key = order_key(plan, state, sm, t, LEAVE, w, 0, 0, 0)
         if key > horizon:
             control[GOES_ON], control[NOW] = w, t
             return key, False
@@ -76,51 +75,6 @@ def leave(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: Any
             slot, t,
         )  # fmt: skip
     return np.int64(RUNS), plan.persistent and out == 1
-
-
-@part
-def settle_mbarrier(plan: Any, own: Any, slot: Any, c: Any, t: Any) -> None:
-    """End the phase of mbarrier ``c`` where nothing of it is still to come."""
-    if own.barriers[c, PENDING] == 0 and own.barriers[c, BYTES_DUE] == 0:
-        complete(
-            plan.outside_mbarrier, plan.latency[MBARRIER], plan.full_count[c % plan.instances], own.events, own.warps,
-            own.barriers, own.counted, own.control, own.path, own.outside, plan.per_cta, slot, c, t,
-        )  # fmt: skip
-
-
-@part
-def order(plan: Any, own: Any, w: Any, t: Any, pc: Any) -> Any:
-    """A row that orders warps through mbarriers, groups and rings; returns until when the warp waits, NEVER where none knows."""
-    code, warps, control = plan.code, own.warps, own.control
-    op, until = code[pc, 0], t
-    if op in (MB_WAIT, MB_ARRIVE):
-        slot = w // plan.per_cta
-        c, turn = instance(plan.mbarriers, warps, slot * plan.instances, w, code[pc, 9], code[pc, 10])
-        if op == MB_WAIT:
-            parity = (turn + code[pc, 2]) % 2
-            until = mbarrier_wait(warps, own.barriers, control, own.path, own.outside, plan.outside_mbarrier, w, c, parity, t)
-        else:
-            own.barriers[c, PENDING] -= code[pc, 2]
-            own.barriers[c, BYTES_DUE] += code[pc, 4]
-            products = warps[w, PRODUCT_UNTIL] + own.quarters[w % QUARTERS, HELD_UP]
-            at = max(t, products) if code[pc, 3] == 1 else t
-            own.barriers[c, OVER_AT] = max(own.barriers[c, OVER_AT], at)
-            settle_mbarrier(plan, own, slot, c, t)
-    elif op == COMMIT:
-        if not known(control):
-            outside.close(own.outside, w)
-        note(control, own.path, t, CLOSE, w, 0, 0, 0, 0)
-    elif op == ADVANCE:
-        step = STEPS + code[pc, 10]
-        warps[w, step] = warps[w, step] + 1 if warps[w, step] + 1 < plan.wrap else 0
-    elif op == MMA_COMMIT:
-        for i in range(PRODUCTS + GROUPS - 1, PRODUCTS, -1):
-            warps[w, i] = warps[w, i - 1]
-        warps[w, PRODUCTS] = warps[w, PRODUCT_UNTIL]
-        warps[w, BEGUN] = 0
-    else:  # TILE
-        warps[w, AGAIN] = pc + 1
-    return until
 
 
 @part
@@ -152,17 +106,23 @@ def resume(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: An
             if not goes_on:
                 return key
             continue
+        if plan.chip and not known(control) and asks(plan, state, own, sm, w, pc):
+            key = event_key(plan, sm, t, w)
+            if key > horizon:
+                control[GOES_ON], control[NOW] = w, t
+                return key
         warps[w, PC] = pc + 1
+        again = False
         if op in (WAIT_SCOREBOARD, WAIT_GROUP, DEPEND, MMA_WAIT):
-            until, reason = due(warps, own.quarters, control, own.path, own.outside, w, t, op, code[pc, 3])
-            if op == MMA_WAIT and until > t:  # it may be held up meanwhile: look again then
-                warps[w, PC] = pc
+            until, reason, again = due(plan, state, own, sm, w, t, op, code[pc, 3])
         elif op in (BARRIER, NAMED_ARRIVE):
             arrive(code, plan.latency, events, warps, own.named, counted, plan.per_cta, w // plan.per_cta, w, t, pc)
             until, reason = NEVER if op == BARRIER else t, STALL_BARRIER
         else:
-            until, reason = order(plan, own, w, t, pc), STALL_MBARRIER
+            (until, again), reason = order(plan, state, own, sm, w, t, pc), STALL_MBARRIER
         if until > t:
+            if again:
+                warps[w, PC] = pc
             if until < NEVER:
                 stall(counted, w % plan.per_cta, reason, until - t)
                 events[w] = until
@@ -199,7 +159,7 @@ def serve(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any) -> None:
         elif path == TMA_LOAD:
             own.barriers[c, BYTES_DUE] -= moved
             own.barriers[c, LANDS] = 1
-            settle_mbarrier(plan, own, slot, c, t)
+            settle_mbarrier(plan, state, own, sm, slot, c, t, plan.warps + w % QUARTERS)
     warps[w, LEFT] -= 1
     if warps[w, LEFT] == 0:
         kept = state.counters[RECORDS]
@@ -339,7 +299,7 @@ KEPT_MEMOS = 3
 def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
     """The memo of machines like this job's, and the key under which to give it back."""
     machine = (job.code, job.bundles, job.latency[list(MACHINE_LATENCIES)], job.warp_start, job.mbarriers)
-    digest = hashlib.sha256(repr((job.slots, job.persistent, len(job.rings), job.product_queue)).encode())
+    digest = hashlib.sha256(repr((job.slots, job.persistent, job.l2 is None, len(job.rings), job.product_queue)).encode())
     for array in machine:
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
     return digest.digest(), _memos.pop(digest.digest(), None) or memo(len(p.kinds), counted, keeps=True)

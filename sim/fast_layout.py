@@ -14,6 +14,7 @@ import numpy as np
 from ..model.program import IntArray, Opcode
 from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
+from .fast_share import KEPT, QUEUE_SIZE
 
 QUARTERS = 4
 ISSUE, LOOP, END, EXIT = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END), int(Opcode.EXIT)
@@ -57,8 +58,6 @@ N_STALLS = len(STALLS)
 #: How an SM is run (State.control). PATH: answers since the segment began; SCRIPT: how many of them are known before they are
 #: asked for; GOES_ON: a warp that stopped amid its rows to let other SMs catch up, at NOW.
 MODE, BEGAN, SEGMENT, NODE, PATH, SCRIPT, GOES_ON, NOW, DUE, LAST, RECORDING, CONTROL_SIZE = range(12)
-#: State.chip: bytes in L2, and until when L2 and HBM are busy.
-IN_L2, L2_FREE, HBM_FREE = range(3)
 #: State.counters: the queue's head, CTAs that have ended, records kept.
 HEAD, FINISHED, RECORDS = range(3)
 
@@ -129,8 +128,13 @@ class State(NamedTuple):
     counters: Any
     records: Any
     tiles: Any
-    chip: Any
+    held: Any  # bytes in L2
     traffic: Any
+    marks_of: Any  # beside each time in `outside`: to which marks L2 and HBM have to come as well
+    queues: Any  # L2's and HBM's, as in fast_share
+    marks: Any
+    heaps: Any
+    changes: Any
 
 
 def plan(job: Job) -> Plan:
@@ -198,5 +202,7 @@ def state(p: Plan, job: Job, most: int) -> State:
         row_start=zeros(p.sms, p.warps), left_of=np.full(len(p.queue), p.per_cta), follows=np.full(len(p.queue), -1),
         ctas=np.full((len(p.queue), 5), -1), counters=zeros(3), records=zeros(p.record_limit, 7),
         tiles=job.l2.tiles.copy() if job.l2 else zeros(1, 6),
-        chip=np.array([job.l2.held if job.l2 else 0, 0, 0], np.int64), traffic=zeros(len(p.tensors), 4),
+        held=np.array([job.l2.held if job.l2 else 0], np.int64), traffic=zeros(len(p.tensors), 4),
+        marks_of=zeros(p.sms, p.outside_ports, 2) if p.chip else zeros(1, 1, 2), queues=zeros(2, QUEUE_SIZE),
+        marks=zeros(2, p.sms), heaps=zeros(2, p.sms + 1), changes=zeros(2, KEPT if p.chip else 1, 3),
     )  # fmt: skip

@@ -21,7 +21,9 @@ from .fast_layout import (
     BEGAN, DUE, EVENT, HELD, HELD_UP, LAST, MODE, NODE, PATH, PLAIN, QUARTERS, RECORDING, SCRIPT, SEGMENT, TIME, TOTAL,
 )  # fmt: skip
 # isort: on
-from .fast_outside import LEAVE, REQUEST, SPILLED, answer
+from .fast_outside import (
+    COMPLETED, GROUPS_LEFT, LANDED, LEAVE, RELEASE, REQUEST, SPILLED, answer, board_of, certain, group_of, over_of,
+)  # fmt: skip
 from .fast_parts import NEVER, NEVER_ISSUED, part
 
 LIVE, REPLAY = 0, 1  # State.control's MODE
@@ -215,7 +217,7 @@ def replay(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
                 break
             continue
         t = control[BEGAN] + nodes[node, AFTER]
-        key = order_key(plan, state, sm, t, kind, a)
+        key = order_key(plan, state, sm, t, kind, a, nodes[node, B], nodes[node, X], nodes[node, Y])
         if key > horizon:
             control[NODE] = node
             return key
@@ -230,17 +232,34 @@ def replay(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
 
 
 @part
-def order_key(plan: Any, state: Any, sm: int, t: Any, kind: Any, w: Any) -> Any:
+def order_key(plan: Any, state: Any, sm: int, t: Any, kind: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
     """The place among all SMs' events of a question that touches what they share; -1 where it does not."""
     if plan.sms > 1:
         if kind == LEAVE:
-            order = state.order_of[sm, w]
+            order = state.order_of[sm, a]
             last = state.left_of[order] == 1 and not plan.persistent
             if last or (plan.dynamic and plan.persistent and state.follows[order] < 0):
-                return event_key(plan, sm, t, w)
+                return event_key(plan, sm, t, a)
         elif plan.chip and kind in (REQUEST, SPILLED):
-            return event_key(plan, sm, t, plan.warps + w % QUARTERS)
+            return event_key(plan, sm, t, plan.warps + a % QUARTERS)
+        elif plan.chip and kind == RELEASE:
+            return event_key(plan, sm, t, y)
+        elif plan.chip and _delayed(plan, state, sm, kind, a, b):
+            return event_key(plan, sm, t, x if kind == COMPLETED else a)
     return np.int64(-1)
+
+
+@part
+def _delayed(plan: Any, state: Any, sm: int, kind: Any, a: Any, b: Any) -> Any:
+    """Whether it is asked when something lands that what other SMs ask for may still delay."""
+    place = np.int64(-1)
+    if kind == GROUPS_LEFT:
+        place = group_of(state, sm, a, b)
+    elif kind == LANDED:
+        place = board_of(a, b)
+    elif kind == COMPLETED:
+        place = over_of(plan, a, b)
+    return place >= 0 and not certain(state, sm, place)
 
 
 @part

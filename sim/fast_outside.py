@@ -11,23 +11,14 @@ from typing import Any
 import numpy as np
 
 from ..model.instructions import Path
+
+# isort: off
 from .engine import CHIP_RATE, COPY_GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, TMA
-from .fast_layout import (
-    CLOSED,
-    COPIES,
-    FINISHED,
-    GROUP,
-    HBM_FREE,
-    HEAD,
-    L2_FREE,
-    LAND,
-    OPEN,
-    OUTSIDE_MBARRIER,
-    OUTSIDE_WARP,
-    OVER,
-)
+from .fast_layout import CLOSED, COPIES, FINISHED, GROUP, HEAD, LAND, OPEN, OUTSIDE_MBARRIER, OUTSIDE_WARP, OVER
 from .fast_lru import BASE, BLOCKS, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, PLANE, RESIDENT, access
 from .fast_parts import control, expression, part
+from .fast_share import HBM, L2, PROGRESS, UNIT, ask, go_on, reached
+# isort: on
 
 LOAD, TO_SMEM, TMA_LOAD = int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
 MILLION = 1_000_000
@@ -40,15 +31,15 @@ CLOSE = 3  # warp: a cp.async group is closed; 0
 GROUPS_LEFT = 4  # warp, groups that may be in flight: ticks until no more are
 LANDED = 5  # warp, scoreboard: ticks until its loads have landed
 SETTLE = 6  # mbarrier, parity, ticks until its arrivals are over: a phase's end is known and nobody waits; 0
-RELEASE = 7  # the same: ticks until it is over
-COMPLETED = 8  # mbarrier, parity: ticks until the last phase of that parity is over
+RELEASE = 7  # the same, place in the order of events: ticks until it is over
+COMPLETED = 8  # mbarrier, parity, warp: ticks until the last phase of that parity is over
 SPILLED = 9  # warp, row, bytes: a bundle writes registers through to L2; 0
 
 
 @part
 def answer(plan: Any, state: Any, sm: int, t: Any, kind: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
     """The answer to a question of any kind."""
-    outside, out = state.outside[sm], np.int64(0)
+    out = np.int64(0)
     if kind == CONTROL:
         args = plan.tile_args[state.tile_of[sm, a]]
         out = control(plan.code, b, plan.expressions, args, state.loops[sm, a], state.trips[sm, a])
@@ -59,54 +50,112 @@ def answer(plan: Any, state: Any, sm: int, t: Any, kind: Any, a: Any, b: Any, x:
     elif kind == SPILLED:
         spill(plan, state, sm, t, x)
     elif kind == CLOSE:
-        close(outside, a)
+        close(plan, state, sm, a)
     elif kind == GROUPS_LEFT:
-        out = groups_left(outside, t, a, b)
+        out = groups_left(plan, state, sm, t, a, b)
     elif kind == LANDED:
-        out = landed(outside, t, a, b)
+        out = landed(plan, state, sm, t, a, b)
     elif kind == COMPLETED:
-        out = completed(outside, plan.outside_mbarrier, t, a, b)
+        out = completed(plan, state, sm, t, a, b)
     else:
-        over = settle(outside, plan.outside_mbarrier, plan.latency[MBARRIER], t, a, b, x)
-        out = over if kind == RELEASE else out
+        settle(plan, state, sm, t, a, b, x)
+        out = completed(plan, state, sm, t, a, b) if kind == RELEASE else out
     return out
 
 
 @part
-def close(outside: Any, warp: Any) -> None:
+def _later(plan: Any, state: Any, sm: int, place: Any, other: Any) -> None:
+    """What lands at ``place`` lands with what lands at ``other``."""
+    outside = state.outside[sm]
+    outside[place] = max(outside[place], outside[other])
+    if plan.chip:
+        for q in range(2):
+            state.marks_of[sm, place, q] = max(state.marks_of[sm, place, q], state.marks_of[sm, other, q])
+
+
+@part
+def _clear(plan: Any, state: Any, sm: int, place: Any) -> None:
+    state.outside[sm, place] = 0
+    if plan.chip:
+        state.marks_of[sm, place, L2] = state.marks_of[sm, place, HBM] = 0
+
+
+@part
+def certain(state: Any, sm: int, place: Any) -> Any:
+    """Whether L2 and HBM have served what lands at ``place``, so that no request to come can delay it."""
+    marks, queues = state.marks_of[sm, place], state.queues
+    return marks[L2] <= queues[L2, PROGRESS] and marks[HBM] <= queues[HBM, PROGRESS]
+
+
+@part
+def _until(plan: Any, state: Any, sm: int, t: Any, place: Any, after: Any) -> Any:
+    """Ticks until what lands at ``place`` has, were nobody else to ask. ``after``: from the answers of L2 and HBM on."""
+    at = state.outside[sm, place]
+    if plan.chip:
+        for q in range(2):
+            mark = state.marks_of[sm, place, q]
+            if mark > 0:
+                answered = reached(state.queues[q], state.marks[q], state.changes[q], mark)
+                at = max(at, answered + plan.latency[HBM_LATENCY if q == HBM else L2_LATENCY] + after)
+    return max(0, at - t)
+
+
+@part
+def close(plan: Any, state: Any, sm: int, warp: Any) -> None:
     w = warp * OUTSIDE_WARP
-    closed = outside[w + CLOSED]
-    before = outside[w + GROUP + (closed - 1) % COPY_GROUPS] if closed > 0 else 0
-    outside[w + GROUP + closed % COPY_GROUPS] = max(before, outside[w + OPEN])
-    outside[w + CLOSED] += 1
-    outside[w + OPEN] = 0
+    closed = state.outside[sm, w + CLOSED]
+    group = w + GROUP + closed % COPY_GROUPS
+    _clear(plan, state, sm, group)
+    if closed > 0:
+        _later(plan, state, sm, group, w + GROUP + (closed - 1) % COPY_GROUPS)
+    _later(plan, state, sm, group, w + OPEN)
+    _clear(plan, state, sm, w + OPEN)
+    state.outside[sm, w + CLOSED] += 1
 
 
 @part
-def groups_left(outside: Any, t: Any, warp: Any, most: Any) -> Any:
-    w = warp * OUTSIDE_WARP
-    number = outside[w + CLOSED] - most
-    return max(0, outside[w + GROUP + (number - 1) % COPY_GROUPS] - t) if number > 0 else 0
+def group_of(state: Any, sm: int, warp: Any, most: Any) -> Any:
+    """Where the warp's last group lands that may not be in flight; -1 for none."""
+    number = state.outside[sm, warp * OUTSIDE_WARP + CLOSED] - most
+    return warp * OUTSIDE_WARP + GROUP + (number - 1) % COPY_GROUPS if number > 0 else np.int64(-1)
 
 
 @part
-def landed(outside: Any, t: Any, warp: Any, board: Any) -> Any:
-    return max(0, outside[warp * OUTSIDE_WARP + LAND + board] - t)
+def board_of(warp: Any, board: Any) -> Any:
+    """Where loads to a warp's scoreboard land."""
+    return warp * OUTSIDE_WARP + LAND + board
 
 
 @part
-def completed(outside: Any, first: Any, t: Any, c: Any, parity: Any) -> Any:
-    return max(0, outside[first + c * OUTSIDE_MBARRIER + OVER + parity] - t)
+def over_of(plan: Any, c: Any, parity: Any) -> Any:
+    """Where an mbarrier's last phase of a parity is over."""
+    return plan.outside_mbarrier + c * OUTSIDE_MBARRIER + OVER + parity
 
 
 @part
-def settle(outside: Any, first: Any, wake: Any, t: Any, number: Any, parity: Any, after: Any) -> Any:
-    """The phase is over ``after`` ticks from now, or when its copies have landed; returns the ticks until it is."""
-    c = first + number * OUTSIDE_MBARRIER
-    over = max(t + after, outside[c + COPIES]) + wake
-    outside[c + OVER + parity] = over
-    outside[c + COPIES] = 0
-    return over - t
+def groups_left(plan: Any, state: Any, sm: int, t: Any, warp: Any, most: Any) -> Any:
+    place = group_of(state, sm, warp, most)
+    return _until(plan, state, sm, t, place, 0) if place >= 0 else np.int64(0)
+
+
+@part
+def landed(plan: Any, state: Any, sm: int, t: Any, warp: Any, board: Any) -> Any:
+    return _until(plan, state, sm, t, board_of(warp, board), 0)
+
+
+@part
+def completed(plan: Any, state: Any, sm: int, t: Any, c: Any, parity: Any) -> Any:
+    return _until(plan, state, sm, t, over_of(plan, c, parity), plan.latency[TMA] + plan.latency[MBARRIER])
+
+
+@part
+def settle(plan: Any, state: Any, sm: int, t: Any, c: Any, parity: Any, after: Any) -> None:
+    """The phase is over ``after`` ticks from now, or when its copies have landed."""
+    copies, over, outside = plan.outside_mbarrier + c * OUTSIDE_MBARRIER + COPIES, over_of(plan, c, parity), state.outside[sm]
+    _clear(plan, state, sm, over)
+    _later(plan, state, sm, over, copies)
+    outside[over] = max(t + after, outside[over]) + plan.latency[MBARRIER]
+    _clear(plan, state, sm, copies)
 
 
 @part
@@ -133,10 +182,10 @@ def leave(plan: Any, state: Any, sm: int, t: Any, w: Any) -> Any:
     for v in range(slot * plan.per_cta, (slot + 1) * plan.per_cta):
         state.tile_of[sm, v], state.order_of[sm, v] = plan.queue[order], order
         for i in range(v * OUTSIDE_WARP, (v + 1) * OUTSIDE_WARP):
-            state.outside[sm, i] = 0
+            _clear(plan, state, sm, i)
     first = plan.outside_mbarrier + slot * plan.instances * OUTSIDE_MBARRIER
     for i in range(first, first + plan.instances * OUTSIDE_MBARRIER):
-        state.outside[sm, i] = 0
+        _clear(plan, state, sm, i)
     return 1
 
 
@@ -163,7 +212,8 @@ def spill(plan: Any, state: Any, sm: int, t: Any, size: Any) -> None:
     """Queue at L2: nothing waits for it but what is asked for later."""
     _port(plan, state, sm, t, size)
     if plan.chip:
-        _whole(plan, state, t, size)
+        _serve(state, t)
+        _queue(plan, state, L2, sm, size)
 
 
 @part
@@ -176,10 +226,17 @@ def _port(plan: Any, state: Any, sm: int, t: Any, size: Any) -> Any:
 
 
 @part
-def _whole(plan: Any, state: Any, t: Any, size: Any) -> Any:
-    """When L2 as a whole has."""
-    state.chip[L2_FREE] = max(t, state.chip[L2_FREE]) + size * plan.rate[CHIP_RATE, 0] // plan.rate[CHIP_RATE, 1]
-    return state.chip[L2_FREE]
+def _serve(state: Any, t: Any) -> None:
+    """L2 and HBM go on with what all SMs have asked for, up to now."""
+    for q in range(2):
+        go_on(state.queues[q], state.marks[q], state.heaps[q], state.changes[q], t)
+
+
+@part
+def _queue(plan: Any, state: Any, q: int, sm: int, size: Any) -> Any:
+    """A request of the SM at L2 or HBM; its mark."""
+    rate = plan.rate[HBM_RATE if q == HBM else CHIP_RATE]
+    return ask(state.queues[q], state.marks[q], state.heaps[q], state.changes[q], sm, size * rate[0] * UNIT // rate[1])
 
 
 @part
@@ -190,8 +247,9 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
     if tensor >= 0:
         size = size // plan.multicast[tensor]
     arrives = _port(plan, state, sm, t, size) + latency[L2_LATENCY]
+    l2 = hbm = np.int64(0)
     if plan.chip:
-        arrives = _through_l2(plan, state, sm, t, w, pc, size, arrives)
+        l2, hbm = _through_l2(plan, state, sm, t, w, pc, size)
     elif tensor >= 0:
         missed = plan.outside_missed + tensor
         outside[missed] += plan.miss_ppm[tensor]
@@ -201,37 +259,42 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
             outside[ports + 1] = max(t, outside[ports + 1]) + cost
             state.ports[sm, 1] += cost
             arrives = max(arrives, outside[ports + 1] + latency[HBM_LATENCY])
-    path = plan.bundles[plan.code[pc, 1], PATH]
+    path, place = plan.bundles[plan.code[pc, 1], PATH], np.int64(-1)
     if path == TO_SMEM:
-        outside[w * OUTSIDE_WARP + OPEN] = max(outside[w * OUTSIDE_WARP + OPEN], arrives)
+        place = w * OUTSIDE_WARP + OPEN
     elif path == LOAD:
-        board = w * OUTSIDE_WARP + LAND + plan.code[pc, 3]
-        outside[board] = max(outside[board], arrives)
+        place = board_of(w, plan.code[pc, 3])
     elif path == TMA_LOAD:
-        copies = plan.outside_mbarrier + c * OUTSIDE_MBARRIER + COPIES
-        outside[copies] = max(outside[copies], arrives + latency[TMA])
+        place = plan.outside_mbarrier + c * OUTSIDE_MBARRIER + COPIES
+        arrives += latency[TMA]
+    if place >= 0:
+        outside[place] = max(outside[place], arrives)
+        if plan.chip:
+            state.marks_of[sm, place, L2] = max(state.marks_of[sm, place, L2], l2)
+            state.marks_of[sm, place, HBM] = max(state.marks_of[sm, place, HBM], hbm)
 
 
 @part
-def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, arrives: Any) -> Any:
-    """The same where all SMs share L2 and HBM: when the request is answered."""
-    chip, tiles, rate, code = state.chip, state.tiles, plan.rate, plan.code
-    arrives = max(arrives, _whole(plan, state, t, size) + plan.latency[L2_LATENCY])
+def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any) -> Any:
+    """Queue where all SMs share L2 and HBM: the marks of the request there, 0 for none."""
+    tiles, code = state.tiles, plan.code
+    _serve(state, t)
+    l2, hbm = _queue(plan, state, L2, sm, size), np.int64(0)
     if code[pc, 5] < 0:
-        return arrives
+        return l2, hbm
     kind, args = plan.numbers[code[pc, 5]], plan.tile_args[state.tile_of[sm, w]]
     write = plan.writes[code[pc, 1]] == 1
     state.traffic[kind, L2_WRITE if write else L2_READ] += size
     block, blocks = expression(plan.expressions[code[pc, 6]], args, state.loops[sm, w]), plan.tensors[kind, BLOCKS]
     if block < 0 or block >= blocks:
-        return arrives
+        return l2, hbm
     i = plan.tensors[kind, BASE] + args[plan.tensors[kind, PLANE]] * blocks + block
     fills = tiles[i, RESIDENT] == 0 and not write
-    moved = access(tiles, chip, plan.capacity, state.traffic, i, plan.sizes[plan.tensors[kind, FIRST_SIZE] + block], write)
+    held = plan.sizes[plan.tensors[kind, FIRST_SIZE] + block]
+    moved = access(tiles, state.held, plan.capacity, state.traffic, i, held, write)
     if moved > 0:
-        cost = moved * rate[HBM_RATE, 0] // rate[HBM_RATE, 1]
-        chip[HBM_FREE] = max(t, chip[HBM_FREE]) + cost
-        state.ports[sm, 1] += cost
+        mark = _queue(plan, state, HBM, sm, moved)
+        state.ports[sm, 1] += moved * plan.rate[HBM_RATE, 0] // plan.rate[HBM_RATE, 1]
         if fills:
-            tiles[i, FILLED] = chip[HBM_FREE] + plan.latency[HBM_LATENCY]
-    return arrives if write else max(arrives, tiles[i, FILLED])
+            tiles[i, FILLED] = mark
+    return l2, hbm if write else tiles[i, FILLED]

@@ -8,6 +8,7 @@ number. Insertion order never decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,27 +17,14 @@ import simpy
 from ..model.instructions import Path
 from ..model.program import Opcode
 from ..model.rows import ARG, BARRIER, BUNDLE, BYTES, COUNT, INDEX, JUMP, OPCODE, RING, TENSOR
+
+# isort: off
 from .engine import (
-    BARRIER_BASE,
-    BARRIER_PER_WARP,
-    DISPATCH,
-    LSU_QUEUE,
-    MBARRIER,
-    PRODUCT,
-    RECORD_COLUMNS,
-    REPLACE,
-    SMEM_LATENCY,
-    STALL_BARRIER,
-    STALL_LAUNCH,
-    STALL_MBARRIER,
-    STALL_SMEM,
-    STALLS,
-    TMA,
-    Job,
-    Run,
-    deadlock,
-)
-from .reference_memory import ChipMemory
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LSU_QUEUE, MBARRIER, PRODUCT, RECORD_COLUMNS, REPLACE, SMEM_LATENCY, STALL_BARRIER,
+    STALL_LAUNCH, STALL_MBARRIER, STALL_SMEM, STALLS, TMA, Job, Run, deadlock,
+)  # fmt: skip
+# isort: on
+from .reference_memory import ChipMemory, Landing
 from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Tile, Warp
 from .reference_parts import TENSOR as TENSOR_PIPE
 
@@ -78,6 +66,7 @@ class _Machine:
         self.table = np.zeros((len(job.queue), 5), np.int64)  # Run.ctas
         self.records: list[tuple[int, ...]] = []
         self.head, self.last, self.ended = 0, 0, 0
+        self.after_copies = self.latency[TMA] + self.latency[MBARRIER]
 
     def stall(self, warp: Warp, reason: int, amount: int) -> None:
         self.stalls[warp.sm][warp.lane][reason] += amount
@@ -138,8 +127,14 @@ class _Machine:
     def book(self, mbarrier: Mbarrier, arrivals: int, size: int, at: int) -> None:
         """Count towards the phase of ``mbarrier``; if that ends it, its waiters go on when it is over."""
         if mbarrier.book(arrivals, size, at):
-            over = mbarrier.complete(self.latency[MBARRIER])
-            self.release(mbarrier.waiting, max(over, self.clock.now), STALL_MBARRIER)
+            over = mbarrier.complete(self.clock.now, self.latency[MBARRIER])
+            for warp, _ in mbarrier.waiting:
+                warp.looks_again = over.l2 > 0
+            self.release(mbarrier.waiting, self.until(over, self.after_copies), STALL_MBARRIER)
+
+    def until(self, landing: Landing, after: int = 0) -> int:
+        """When something lands, as far as is known now. ``after``: from the answers of a shared L2 and HBM on."""
+        return landing.at if self.chip is None else self.chip.until(landing, after)
 
     # --- one bundle ---
 
@@ -160,7 +155,7 @@ class _Machine:
         if bundle.spill:
             self.sms[warp.sm].l2(now, bundle.spill)
             if self.chip is not None:
-                self.chip.l2_queue(now, bundle.spill)
+                self.chip.spill(now, warp.sm, bundle.spill)
         if LOAD <= bundle.path < WGMMA:
             self.move(warp, bundle.path)
         warp.left -= 1
@@ -203,18 +198,20 @@ class _Machine:
         sm, tensor, now = self.sms[warp.sm], row[TENSOR], self.clock.now
         size = moved // sm.multicast[tensor] if tensor >= 0 else moved
         if self.chip is None:
-            arrives = sm.memory(now, size, tensor)
+            landing = Landing(sm.memory(now, size, tensor))
         else:
             block, port = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1, sm.l2(now, size)
-            arrives = self.chip.request(now, size, tensor, row[BUNDLE], block, warp.args, sm.used, port)
+            landing = self.chip.request(now, warp.sm, size, tensor, row[BUNDLE], block, warp.args, sm.used, port)
         if path == TO_SMEM:
-            warp.open_until = max(warp.open_until, arrives)
+            warp.open_until = warp.open_until.with_(landing)
         elif path == LOAD:
-            warp.board[row[ARG]] = max(warp.board[row[ARG]], arrives)
+            warp.loads[row[ARG]] = warp.loads[row[ARG]].with_(landing)
         elif path == TMA_LOAD:
             cta = self.ctas[warp.slot]
             assert cta is not None
-            self.book(cta.mbarrier(warp, row)[0], 0, -moved, arrives + self.latency[TMA])
+            mbarrier = cta.mbarrier(warp, row)[0]
+            mbarrier.copies = mbarrier.copies.with_(replace(landing, at=landing.at + self.latency[TMA]))
+            self.book(mbarrier, 0, -moved, 0)
 
 
 class _Cta:
@@ -284,7 +281,7 @@ class _Cta:
             else:
                 while (until := self.steps[op](warp, row)) is not None:
                     yield until
-                    if op != MMA_WAIT:  # a product may be held up while a warp waits for it: look again
+                    if not warp.looks_again:
                         break
             warp.pc += 1
 
@@ -309,18 +306,24 @@ class _Cta:
         return clock.at(tick, warp.number)
 
     def wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
-        until, reason = warp.due(row[OPCODE], row[ARG])
-        return self.wait_until(warp, until + (self.machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT else 0), reason)
+        machine = self.machine
+        at, landing, reason = warp.due(row[OPCODE], row[ARG])
+        at += machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT else 0
+        lands = machine.until(landing)
+        # products may be held up while the warp waits for them, loads put off by what other SMs ask for
+        warp.looks_again = row[OPCODE] == MMA_WAIT or landing.l2 > 0 and lands > machine.clock.now
+        return self.wait_until(warp, max(at, lands), reason)
 
     def commit(self, warp: Warp, row: list[int]) -> None:
-        warp.groups.append(max(warp.groups[-1] if warp.groups else 0, warp.open_until))
-        warp.open_until = 0
+        warp.groups.append(warp.groups[-1].with_(warp.open_until) if warp.groups else warp.open_until)
+        warp.open_until = Landing()
 
     def mma_commit(self, warp: Warp, row: list[int]) -> None:
         warp.products.append(warp.product_until)
         warp.begun = False
 
     def sync(self, warp: Warp, row: list[int]) -> simpy.Event:
+        warp.looks_again = False
         event = self.machine.hold(warp, self.named.setdefault(row[ARG], NamedBarrier()).waiting)
         self.arrive(warp, row)
         return event
@@ -350,7 +353,9 @@ class _Cta:
         parity = (turn + (row[COUNT] == PREVIOUS)) % 2
         if mbarrier.phase % 2 == parity:
             return self.machine.hold(warp, mbarrier.waiting)
-        return self.wait_until(warp, mbarrier.done_at[parity], STALL_MBARRIER)
+        over = mbarrier.done_at[parity]
+        warp.looks_again = over.l2 > 0
+        return self.wait_until(warp, self.machine.until(over, self.machine.after_copies), STALL_MBARRIER)
 
     def advance(self, warp: Warp, row: list[int]) -> None:
         warp.steps[row[RING]] += 1

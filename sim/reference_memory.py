@@ -2,15 +2,76 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .engine import CHIP_RATE, HBM_LATENCY, HBM_RATE, L2_LATENCY, Job
 from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, NEWER, OLDER, OWNER, PLANE, RESIDENT
 from .fast_lru import HBM_READ as READ
 from .fast_lru import HBM_WRITE as WRITTEN
+from .fast_share import UNIT
 
 HBM_PORT = 2
+
+
+@dataclass(frozen=True)
+class Landing:
+    """When something lands: at a tick, and where L2 and HBM are shared not before each has come to a mark."""
+
+    at: int = 0
+    l2: int = 0
+    hbm: int = 0
+
+    def with_(self, other: Landing) -> Landing:
+        return Landing(max(self.at, other.at), max(self.l2, other.l2), max(self.hbm, other.hbm))
+
+
+@dataclass
+class Share:
+    """A queue that serves all SMs that wait evenly, and each SM's requests in order. Amounts are UNITs of a tick of service.
+
+    ``progress``: what an SM has been served that never stopped asking; a request is done when it comes to its mark. ``marks``: of
+    each SM's last request. ``changes``: (when, progress, SMs that wait from then on).
+    """
+
+    marks: list[int]
+    now: int = 0
+    progress: int = 0
+    changes: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def waiting(self) -> list[int]:
+        return [mark for mark in self.marks if mark > self.progress]
+
+    def go_on(self, tick: int) -> None:
+        """Serve up to ``tick``."""
+        while left := self.waiting():
+            at = self.now - (self.progress - min(left)) * len(left) // UNIT
+            if at > tick:
+                self.progress += (tick - self.now) * UNIT // len(left)
+                break
+            self.now, self.progress = at, min(left)
+            self.changes.append((self.now, self.progress, len(self.waiting())))
+        self.now = tick
+
+    def ask(self, sm: int, cost: int) -> int:
+        """A request at the tick up to which all is served; returns its mark."""
+        begins = self.marks[sm] <= self.progress
+        self.marks[sm] = max(self.marks[sm], self.progress) + cost
+        if begins:
+            self.changes.append((self.now, self.progress, len(self.waiting())))
+        return self.marks[sm]
+
+    def reached(self, mark: int) -> int:
+        """The tick at which progress came to ``mark``, or will if nobody asks any more."""
+        if mark > self.progress:
+            left = sum(min(each, mark) - self.progress for each in self.waiting())
+            return self.now - -left // UNIT
+        place = bisect_left(self.changes, mark, key=lambda change: change[1])
+        if place == 0:
+            return 0
+        then, progress, waiting = self.changes[place - 1]
+        return then - (progress - mark) * waiting // UNIT
 
 
 @dataclass
@@ -28,7 +89,7 @@ class ChipMemory:
         assert job.l2 is not None
         self.job, self.l2 = job, job.l2
         self.rate, self.latency = job.rate.tolist(), job.latency.tolist()
-        self.l2_free = self.hbm_free = 0
+        self.queues = (Share([0] * job.sms), Share([0] * job.sms))  # L2's and HBM's
         self.held = self.l2.held
         self.owner = self.l2.tiles[:, OWNER].tolist()
         self.filled = self.l2.tiles[:, FILLED].tolist()
@@ -41,33 +102,49 @@ class ChipMemory:
             i = int(self.l2.tiles[i, NEWER])
 
     def request(
-        self, tick: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], arrives: int
-    ) -> int:
-        """When a request at ``tick`` for ``size`` bytes of the tensor's ``block`` is answered; ``used``: of the SM's ports."""
-        arrives = max(arrives, self.l2_queue(tick, size) + self.latency[L2_LATENCY])
+        self, tick: int, sm: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], port: int
+    ) -> Landing:
+        """How a request at ``tick`` for ``size`` bytes of the tensor's ``block`` is answered; ``used``, ``port``: of the SM's own."""
+        self.serve(tick)
+        landing = Landing(port, self.queue(CHIP_RATE, sm, size))
         if tensor < 0:
-            return arrives
+            return landing
         number = int(self.l2.numbers[tensor])
         row, write = self.l2.tensors[number].tolist(), bool(self.l2.writes[bundle])
         self.traffic[number][L2_WRITE if write else L2_READ] += size
         if not 0 <= block < row[BLOCKS]:
-            return arrives
+            return landing
         i = row[BASE] + args[row[PLANE]] * row[BLOCKS] + block
         fills = i not in self.tiles and not write
         moved = self.access(i, int(self.l2.sizes[row[FIRST_SIZE] + block]), write)
         if moved:
-            cost = moved * self.rate[HBM_RATE][0] // self.rate[HBM_RATE][1]
-            self.hbm_free = max(tick, self.hbm_free) + cost
-            used[HBM_PORT] += cost
+            mark = self.queue(HBM_RATE, sm, moved)
+            used[HBM_PORT] += moved * self.rate[HBM_RATE][0] // self.rate[HBM_RATE][1]
             if fills:
-                self.filled[i] = self.hbm_free + self.latency[HBM_LATENCY]
-        return arrives if write else max(arrives, self.filled[i])
+                self.filled[i] = mark
+        return landing if write else landing.with_(Landing(hbm=self.filled[i]))
 
-    def l2_queue(self, tick: int, size: int) -> int:
-        """When L2 has served a request."""
-        numerator, denominator = self.rate[CHIP_RATE]
-        self.l2_free = max(tick, self.l2_free) + size * numerator // denominator
-        return self.l2_free
+    def spill(self, tick: int, sm: int, size: int) -> None:
+        """Registers written through: nothing waits for them but what is asked for later."""
+        self.serve(tick)
+        self.queue(CHIP_RATE, sm, size)
+
+    def serve(self, tick: int) -> None:
+        for queue in self.queues:
+            queue.go_on(tick)
+
+    def queue(self, rate: int, sm: int, size: int) -> int:
+        """The mark of an SM's request at L2 or HBM."""
+        numerator, denominator = self.rate[rate]
+        return self.queues[rate == HBM_RATE].ask(sm, size * numerator * UNIT // denominator)
+
+    def until(self, landing: Landing, after: int) -> int:
+        """When it lands if nobody else asks; ``after``: ticks from the answers of L2 and HBM on."""
+        at, latencies = landing.at, (self.latency[L2_LATENCY], self.latency[HBM_LATENCY])
+        for queue, mark, latency in zip(self.queues, (landing.l2, landing.hbm), latencies, strict=True):
+            if mark:
+                at = max(at, queue.reached(mark) + latency + after)
+        return at
 
     def access(self, i: int, size: int, write: bool) -> int:
         """Use tile ``i`` last, let the oldest go where room is short; bytes that HBM moves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import simpy
@@ -37,6 +37,7 @@ from .engine import (
     STALL_SCOREBOARD,
     Job,
 )
+from .reference_memory import Landing
 
 SUB_PARTITIONS = 4
 MILLION = 1_000_000
@@ -156,9 +157,11 @@ class Warp:
         self.pc = self.again = pc
         self.loops, self.trips = [0] * LOOP_DEPTH, [0] * LOOP_DEPTH
         self.board, self.result_at = [0] * SCOREBOARDS, 0
-        self.open_until, self.product_until = 0, NEVER_ISSUED  # a product's end is kept without what will hold it up
+        self.loads, self.open_until = [Landing()] * SCOREBOARDS, Landing()  # what lands by scoreboard, and in the open group
+        self.product_until = NEVER_ISSUED  # a product's end is kept without what will hold it up
         self.begun = False  # it has issued products that it has not committed yet
-        self.groups: list[int] = []  # when each closed cp.async group has landed
+        self.looks_again = False  # when it resumes, since what it waits for may have been put off
+        self.groups: list[Landing] = []  # when each closed cp.async group has landed
         self.products: list[int] = []  # when each closed group of products is done
         self.steps = [0] * max(1, self.rings)  # how often each ring went on
 
@@ -169,15 +172,17 @@ class Warp:
         total += coef * self.loops[depth] if depth >= 0 else 0
         return total + (outer_coef * self.loops[outer] if outer >= 0 else 0)
 
-    def due(self, op: int, arg: int) -> tuple[int, int]:
-        """When what a waiting row waits for has arrived, and the stall it is booked under."""
+    def due(self, op: int, arg: int) -> tuple[int, Landing, int]:
+        """From when on a waiting row may go on, what has to land first, and the stall it is booked under."""
         if op == DEPEND:
-            return self.result_at, STALL_LATENCY
+            return self.result_at, Landing(), STALL_LATENCY
         if op == WAIT_SCOREBOARD:
-            return self.board[arg], STALL_SCOREBOARD
-        groups, reason = (self.products, STALL_PRODUCT) if op == MMA_WAIT else (self.groups, STALL_GROUP)
-        number = len(groups) - arg
-        return (groups[number - 1] if number > 0 else 0), reason
+            return self.board[arg], self.loads[arg], STALL_SCOREBOARD
+        if op == MMA_WAIT:
+            number = len(self.products) - arg
+            return (self.products[number - 1] if number > 0 else NEVER_ISSUED), Landing(), STALL_PRODUCT
+        number = len(self.groups) - arg
+        return 0, self.groups[number - 1] if number > 0 else Landing(), STALL_GROUP
 
 
 class Tile:
@@ -202,7 +207,8 @@ class Mbarrier:
     def __init__(self, count: int) -> None:
         self.count = self.pending = count
         self.bytes_due = self.over_at = self.phase = 0
-        self.done_at = [0, 0]  # when the last phase of each parity was over
+        self.copies = Landing()  # of the phase that runs
+        self.done_at = [Landing(), Landing()]  # when the last phase of each parity was over
         self.waiting: list[tuple[Warp, simpy.Event]] = []  # all for the phase that runs
 
     def book(self, arrivals: int, size: int, at: int) -> bool:
@@ -212,11 +218,11 @@ class Mbarrier:
         self.over_at = max(self.over_at, at)
         return self.pending == 0 and self.bytes_due == 0
 
-    def complete(self, wake: int) -> int:
+    def complete(self, now: int, wake: int) -> Landing:
         """Begin the next phase; returns when this one is over and its waiters have been woken."""
-        over = self.done_at[self.phase % 2] = self.over_at + wake
+        over = self.done_at[self.phase % 2] = replace(self.copies, at=max(now, self.over_at, self.copies.at) + wake)
         self.phase += 1
-        self.pending, self.over_at = self.count, 0
+        self.pending, self.over_at, self.copies = self.count, 0, Landing()
         return over
 
 
