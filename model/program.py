@@ -212,6 +212,13 @@ class Tensor:
         cols = min(width, self.cols - col * width)
         return max(rows, 0) * max(cols, 0) * self.bytes_per_element
 
+    def block_sizes(self) -> IntArray:
+        """``block_bytes`` of each block of a head plane."""
+        width = self.cols_per_block or self.cols
+        rows = np.clip(self.rows - np.arange(self.row_blocks) * self.block_rows, 0, self.block_rows)
+        cols = np.clip(self.cols - np.arange(self.col_blocks) * width, 0, width)
+        return np.asarray(np.outer(rows, cols).ravel() * self.bytes_per_element, np.int64)
+
     @property
     def size_bytes(self) -> int:
         return self.heads * self.rows * self.cols * self.bytes_per_element

@@ -123,7 +123,8 @@ class Job:
     ``queue``: tile numbers in the order in which free slots take them; persistent CTAs take every (sms x slots)-th, or with
     ``dynamic`` the next one when their first warp asks. ``bundles`` has one row per bundle and the columns of BUNDLE_COLUMNS.
     ``mbarriers``: Program.barrier_table; ``rings``: stages of each ring; ``multicast``: CTAs that share tensor t's requests;
-    ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs.
+    ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs. ``block_bytes``: of each tensor's
+    blocks, of which tensor t's are ``blocks[t]`` (first, number); a block that ends with the tensor asks for less.
     With ``l2`` all SMs share L2 and HBM, and ``miss_ppm`` is not used.
     """
 
@@ -144,6 +145,8 @@ class Job:
     product_queue: int = 1
     persistent: bool = False
     dynamic: bool = False
+    blocks: IntArray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    block_bytes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     l2: SharedL2 | None = None
     record_limit: int = 0
 
@@ -333,6 +336,8 @@ def make_job(
     else:
         l2_rate, hbm_rate = gpu.l2.bytes_per_clk_one_sm * l2_clocks, whole_hbm
     starts = [role.start for role in program.roles for _ in range(role.warps)]
+    sizes = [tensor.block_sizes() for tensor in program.tensors]
+    numbers = np.array([len(each) for each in sizes], np.int64)
     return Job(
         code=program.code,
         expressions=program.expression_table,
@@ -349,6 +354,8 @@ def make_job(
         rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
         multicast=np.array([tensor.multicast for tensor in program.tensors], dtype=np.int64),
         product_queue=int(gpu.wgmma.queue) if gpu.wgmma else 1,
+        blocks=np.column_stack((np.cumsum(numbers) - numbers, numbers)),
+        block_bytes=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
         persistent=program.persistent,
         dynamic=program.dynamic and l2 is not None,
         l2=l2,

@@ -77,6 +77,8 @@ class Plan(NamedTuple):
     mbarriers: Any
     full_count: Any
     multicast: Any
+    blocks: Any
+    block_bytes: Any
     kinds: Any
     tensors: Any
     numbers: Any
@@ -156,6 +158,7 @@ def plan(job: Job) -> Plan:
         code=job.code, expressions=job.expressions, tile_args=job.tile_args, warp_start=job.warp_start, queue=job.queue,
         bundles=job.bundles, latency=job.latency, rate=job.rate, miss_ppm=job.miss_ppm, mbarriers=job.mbarriers,
         full_count=np.repeat(job.mbarriers[:, 1], job.mbarriers[:, 2]), multicast=job.multicast,
+        blocks=job.blocks, block_bytes=job.block_bytes,
         kinds=np.array(kinds, np.int64), tensors=l2.tensors if l2 else nothing, numbers=l2.numbers if l2 else nothing[0],
         sizes=l2.sizes if l2 else nothing[0], writes=l2.writes if l2 else nothing[0], capacity=l2.capacity if l2 else 0,
         chip=l2 is not None, dynamic=job.dynamic, persistent=job.persistent, strict=job.record_limit > 0,

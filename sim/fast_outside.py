@@ -240,16 +240,37 @@ def _queue(plan: Any, state: Any, q: int, sm: int, size: Any) -> Any:
 
 
 @part
+def _block(plan: Any, state: Any, sm: int, w: Any, pc: Any) -> Any:
+    """Which block of its tensor a row moves; -1 for none."""
+    if plan.code[pc, 5] < 0:
+        return np.int64(-1)
+    return expression(plan.expressions[plan.code[pc, 6]], plan.tile_args[state.tile_of[sm, w]], state.loops[sm, w])
+
+
+@part
+def _there(plan: Any, tensor: Any, block: Any, size: Any) -> Any:
+    """What of ``size`` bytes of a whole block is there: the last one ends with the tensor."""
+    if tensor < plan.blocks.shape[0]:
+        first, blocks = plan.blocks[tensor, 0], plan.blocks[tensor, 1]
+        if block < 0 or block >= blocks:
+            return np.int64(0)
+        if plan.block_bytes[first + block] != plan.block_bytes[first]:
+            return size * plan.block_bytes[first + block] // plan.block_bytes[first]
+    return size
+
+
+@part
 def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, c: Any) -> None:
     """Queue at L2, and at HBM where L2 does not hold it; note when it arrives where that will be asked for."""
     outside, ports, latency, rate = state.outside[sm], plan.outside_ports, plan.latency, plan.rate
     tensor = plan.code[pc, 5]
+    block = _block(plan, state, sm, w, pc)
     if tensor >= 0:
-        size = size // plan.multicast[tensor]
+        size = _there(plan, tensor, block, size) // plan.multicast[tensor]
     arrives = _port(plan, state, sm, t, size) + latency[L2_LATENCY]
     l2 = hbm = np.int64(0)
     if plan.chip:
-        l2, hbm = _through_l2(plan, state, sm, t, w, pc, size)
+        l2, hbm = _through_l2(plan, state, sm, t, w, pc, block, size)
     elif tensor >= 0:
         missed = plan.outside_missed + tensor
         outside[missed] += plan.miss_ppm[tensor]
@@ -275,7 +296,7 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
 
 
 @part
-def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any) -> Any:
+def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, block: Any, size: Any) -> Any:
     """Queue where all SMs share L2 and HBM: the marks of the request there, 0 for none."""
     tiles, code = state.tiles, plan.code
     _serve(state, t)
@@ -285,7 +306,7 @@ def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: A
     kind, args = plan.numbers[code[pc, 5]], plan.tile_args[state.tile_of[sm, w]]
     write = plan.writes[code[pc, 1]] == 1
     state.traffic[kind, L2_WRITE if write else L2_READ] += size
-    block, blocks = expression(plan.expressions[code[pc, 6]], args, state.loops[sm, w]), plan.tensors[kind, BLOCKS]
+    blocks = plan.tensors[kind, BLOCKS]
     if block < 0 or block >= blocks:
         return l2, hbm
     i = plan.tensors[kind, BASE] + args[plan.tensors[kind, PLANE]] * blocks + block

@@ -190,17 +190,26 @@ class _Machine:
         self.stall(warp, STALL_SMEM, max(0, full - resume))
         return int(max(resume, full))
 
+    def there(self, tensor: int, block: int, size: int) -> int:
+        """What of ``size`` bytes of a whole block is there: the last one ends with the tensor."""
+        if tensor >= len(self.job.blocks):
+            return size
+        first, blocks = self.job.blocks[tensor].tolist()
+        whole = self.job.block_bytes[first]
+        return int(size * self.job.block_bytes[first + block] // whole) if 0 <= block < blocks else 0
+
     def move(self, warp: Warp, path: int) -> None:
         """Ask L2 (and HBM) for this bundle's part of the row's bytes, and tell what counts their arrival."""
         row = warp.row
         moved = row[BYTES] * (row[COUNT] - warp.left + 1) // row[COUNT] - warp.done_bytes
         warp.done_bytes += moved
         sm, tensor, now = self.sms[warp.sm], row[TENSOR], self.clock.now
-        size = moved // sm.multicast[tensor] if tensor >= 0 else moved
+        block = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1
+        size = self.there(tensor, block, moved) // sm.multicast[tensor] if tensor >= 0 else moved
         if self.chip is None:
             landing = Landing(sm.memory(now, size, tensor))
         else:
-            block, port = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1, sm.l2(now, size)
+            port = sm.l2(now, size)
             landing = self.chip.request(now, warp.sm, size, tensor, row[BUNDLE], block, warp.args, sm.used, port)
         if path == TO_SMEM:
             warp.open_until = warp.open_until.with_(landing)

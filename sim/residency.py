@@ -44,7 +44,7 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         rows = {}
         for name, a in self.by_tensor.items():
-            b = other.by_tensor[name]
+            b = other.by_tensor.get(name, (0, 0, 0, 0))
             rows[name] = (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
         return Traffic(by_tensor=rows)
 
@@ -177,14 +177,6 @@ def _digest(*parts: Any) -> bytes:
     return digest.digest()
 
 
-def _block_sizes(tensor: GlobalTensor) -> IntArray:
-    """``block_bytes`` of each block of a head plane."""
-    width = tensor.cols_per_block or tensor.cols
-    rows = np.clip(tensor.rows - np.arange(tensor.row_blocks) * tensor.block_rows, 0, tensor.block_rows)
-    cols = np.clip(tensor.cols - np.arange(tensor.col_blocks) * width, 0, width)
-    return np.asarray(np.outer(rows, cols).ravel() * tensor.bytes_per_element, np.int64)
-
-
 def writes(program: Program) -> Any:
     """Which bundles write to global memory."""
     return np.array([not STORES.isdisjoint(dict(bundle)) for bundle in program.bundles], np.bool_)
@@ -214,7 +206,7 @@ class Residency:
         self.table[:, BLOCKS] = blocks
         self.table[:, FIRST_SIZE] = np.cumsum(blocks) - blocks
         self.table[:, SHARERS] = [t.multicast for t in self.tensors]
-        self.sizes = np.concatenate([_block_sizes(t) for t in self.tensors])
+        self.sizes = np.concatenate([t.block_sizes() for t in self.tensors])
         total = int(counts.sum())
         self.tiles = np.zeros((total + 1, TILE_SIZE), np.int64)
         self.tiles[:, [OLDER, NEWER]] = total
