@@ -15,7 +15,7 @@ from ..model.instructions import Path
 # isort: off
 from .engine import CHIP_RATE, COPY_GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, TMA
 from .fast_layout import CLOSED, COPIES, FINISHED, GROUP, HEAD, LAND, OPEN, OUTSIDE_MBARRIER, OUTSIDE_WARP, OVER
-from .fast_lru import BASE, BLOCKS, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, PLANE, RESIDENT, access
+from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, PLANE, RESIDENT, access
 from .fast_parts import control, expression, part
 from .fast_share import HBM, L2, PROGRESS, UNIT, ask, go_on, reached
 # isort: on
@@ -310,12 +310,12 @@ def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, block: 
     if block < 0 or block >= blocks:
         return l2, hbm
     i = plan.tensors[kind, BASE] + args[plan.tensors[kind, PLANE]] * blocks + block
-    fills = tiles[i, RESIDENT] == 0 and not write
     held = plan.sizes[plan.tensors[kind, FIRST_SIZE] + block]
-    moved = access(tiles, state.held, plan.capacity, state.traffic, i, held, write)
-    if moved > 0:
-        mark = _queue(plan, state, HBM, sm, moved)
-        state.ports[sm, 1] += moved * plan.rate[HBM_RATE, 0] // plan.rate[HBM_RATE, 1]
-        if fills:
+    moves = tiles[i, DIRTY] == 0 if write else tiles[i, RESIDENT] == 0
+    access(tiles, state.held, plan.capacity, state.traffic, i, held, write)
+    if moves:
+        mark = _queue(plan, state, HBM, sm, held)
+        state.ports[sm, 1] += held * plan.rate[HBM_RATE, 0] // plan.rate[HBM_RATE, 1]
+        if not write:
             tiles[i, FILLED] = mark
     return l2, hbm if write else tiles[i, FILLED]

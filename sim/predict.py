@@ -140,16 +140,20 @@ def simulate(
     programs = lowered(schedule, gpu, attention)
     residency = Residency(programs, int(gpu.l2.resident_bytes))
     chip = Residency(programs, int(gpu.l2.resident_bytes)) if scope == "chip" else None
-    launches = []
+    launches, dirty = [], 0
     for program in programs:
         fits = occupancy(gpu, program)
         slots = int(gpu.sm.count) * fits.ctas_per_sm
         traffic = residency.launch(program, slots)
-        left = residency.flush() if program is programs[-1] else Traffic()  # for HBM, when the kernel has ended
-        launches.append(_launch(program, gpu, fits, traffic, left, how, chip))
-    left = left if chip is None else chip.flush()
-    launches[-1] = replace(launches[-1], traffic=launches[-1].traffic + left)
-    dirty = left.total(HBM_WRITE)
+        left = None
+        if program is programs[-1] and chip is None:  # what is still dirty leaves for HBM after the kernel, and is its doing
+            left = residency.flush()
+            traffic, dirty = traffic + left, left.total(HBM_WRITE)
+        launches.append(_launch(program, gpu, fits, traffic, how, chip))
+    if chip is not None:
+        left = chip.flush()
+        launches[-1] = replace(launches[-1], traffic=launches[-1].traffic + left)
+        dirty = left.total(HBM_WRITE)
     return _result(schedule, gpu, attention, tuple(launches), dirty, scope)
 
 
@@ -162,11 +166,8 @@ def cap_mhz(gpu: GPU, clock: float | str) -> float:
     return float(clock)
 
 
-def _launch(
-    program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, left: Traffic, how: How, chip: Residency | None
-) -> Launch:
-    """Time one kernel. ``traffic``: what a replay found; with ``chip``, the L2 of chip scope, the run finds its own. ``left``:
-    written back after it, which costs no time but energy."""
+def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: How, chip: Residency | None) -> Launch:
+    """Time one kernel. ``traffic``: what a replay found; with ``chip``, the L2 of chip scope, the run finds its own."""
     table = bundle_table(program, gpu)
     bundles = issued_bundles(program)
     counts = _instructions(program, bundles.total)
@@ -196,7 +197,7 @@ def _launch(
         if chip is not None and scope == "chip":
             traffic = chip.traffic(run.traffic).with_local(planned)
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
-        moved = _ledger(program, issued, traffic + left)
+        moved = _ledger(program, issued, traffic)
         mark = sustained(
             gpu, cycles=cycles, counts=issued, bytes_=moved, cap_mhz=how.cap, repeats=how.repeats, flush_bytes=how.flush_bytes
         )

@@ -115,12 +115,13 @@ class ChipMemory:
         if not 0 <= block < row[BLOCKS]:
             return landing
         i = row[BASE] + args[row[PLANE]] * row[BLOCKS] + block
-        fills = i not in self.tiles and not write
-        moved = self.access(i, int(self.l2.sizes[row[FIRST_SIZE] + block]), write)
-        if moved:
-            mark = self.queue(HBM_RATE, sm, moved)
-            used[HBM_PORT] += moved * self.rate[HBM_RATE][0] // self.rate[HBM_RATE][1]
-            if fills:
+        held = int(self.l2.sizes[row[FIRST_SIZE] + block])
+        moves = i not in self.tiles or write and not self.tiles[i].dirty
+        self.access(i, held, write)
+        if moves:
+            mark = self.queue(HBM_RATE, sm, held)
+            used[HBM_PORT] += held * self.rate[HBM_RATE][0] // self.rate[HBM_RATE][1]
+            if not write:
                 self.filled[i] = mark
         return landing if write else landing.with_(Landing(hbm=self.filled[i]))
 

@@ -44,7 +44,7 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         rows = {}
         for name, a in self.by_tensor.items():
-            b = other.by_tensor.get(name, (0, 0, 0, 0))
+            b = other.by_tensor[name]
             rows[name] = (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
         return Traffic(by_tensor=rows)
 
