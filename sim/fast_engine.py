@@ -230,7 +230,7 @@ def live(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
             events[who] = soonest(code, bundles, own.warps, own.quarters, who - n)
 
 
-@jit
+@part
 def _advance(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
     """Run one SM until it has to wait for others, and return the key of where it waits; NEVER when it has ended."""
     key = np.int64(RUNS)
@@ -269,9 +269,7 @@ def _simulate(plan: Any, state: Any, memo: Any) -> None:
     heap, size = np.zeros(plan.sms + 1, np.int64), 0
     warps, keys = plan.sms * plan.warps, plan.sms * (plan.warps + QUARTERS)
     for sm in range(plan.sms):
-        key = _advance(plan, state, memo, sm, np.int64(-1) if plan.sms > 1 else NEVER)
-        if key != NEVER:
-            size = push(heap, size, key)
+        size = push(heap, size, event_key(plan, sm, 0, 0))
     while size > 0:
         place = heap[0] % keys
         size = pop(heap, size)

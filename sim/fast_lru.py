@@ -6,8 +6,8 @@ from typing import Any
 
 from .fast_parts import part
 
-#: Columns of the table of tiles: neighbours in the list, bytes held, whether they are dirty, tensor, and when it was filled.
-#: The table's last row is the list's root: newer than it is the oldest tile.
+#: Columns of the table of tiles: neighbours in the list, bytes held, whether they are dirty, tensor, and the mark at which HBM has
+#: filled it. The table's last row is the list's root: newer than it is the oldest tile.
 OLDER, NEWER, RESIDENT, DIRTY, OWNER, FILLED, TILE_SIZE = range(7)
 #: Columns of the table of tensors: first tile, blocks of a head plane, the tile argument that picks the plane, first block
 #: size, and CTAs that one request serves.
@@ -34,17 +34,16 @@ def touch(tiles: Any, i: Any) -> None:
 
 
 @part
-def access(tiles: Any, held: Any, capacity: Any, out: Any, i: Any, size: Any, write: Any) -> Any:
-    """Tile ``i`` of ``size`` bytes is read or written: bring it in, let the oldest go; returns bytes that HBM moves.
+def access(tiles: Any, held: Any, capacity: Any, out: Any, i: Any, size: Any, write: Any) -> None:
+    """Tile ``i`` of ``size`` bytes is read or written: bring it in, let the oldest go.
 
     ``held[0]``: bytes in L2. ``out``: traffic by tensor, whose columns of HBM are counted here.
     """
     root = tiles.shape[0] - 1
-    moved = 0
     if tiles[root, OLDER] == i:  # the last one used: many CTAs read it in turn
         if write:
             tiles[i, DIRTY] = 1
-        return moved
+        return
     if tiles[i, RESIDENT] > 0:
         unlink(tiles, i)
     else:
@@ -52,7 +51,6 @@ def access(tiles: Any, held: Any, capacity: Any, out: Any, i: Any, size: Any, wr
         held[0] += size
         if not write:
             out[tiles[i, OWNER], HBM_READ] += size
-            moved += size
     if write:
         tiles[i, DIRTY] = 1
     touch(tiles, i)
@@ -63,7 +61,5 @@ def access(tiles: Any, held: Any, capacity: Any, out: Any, i: Any, size: Any, wr
         held[0] -= bytes_
         if tiles[victim, DIRTY]:
             out[tiles[victim, OWNER], HBM_WRITE] += bytes_
-            moved += bytes_
             tiles[victim, DIRTY] = 0
         tiles[victim, RESIDENT] = 0
-    return moved

@@ -15,17 +15,25 @@ import numpy as np
 from .fast_parts import part, pop, push
 
 L2, HBM = 0, 1
-#: Progress and marks in fractions of a tick of service.
-UNIT = 1 << 16
+#: Progress and marks are in fractions of a tick of service, of which there are UNIT; a heap's entry is a mark, then an SM's number.
+#: Powers of two, since divisions of any other number take compiled code half its time here.
+UNIT_BITS, SM_BITS, KEPT_BITS = 16, 12, 15
+UNIT = 1 << UNIT_BITS
 #: Of a queue: the tick up to which it is known, its progress then, SMs that wait, and how often their number has changed.
 NOW, PROGRESS, WAITING, CHANGES, QUEUE_SIZE = range(5)
 #: Changes that are kept: when, progress, and how many SMs wait from then on. A latency's worth is asked for.
-KEPT = 1 << 15
+KEPT = 1 << KEPT_BITS
+
+
+@part
+def _ticks(amount: Any) -> Any:
+    """Whole ticks of service that an amount takes, rounded up."""
+    return (amount + UNIT - 1) >> UNIT_BITS
 
 
 @part
 def _change(queue: Any, changes: Any) -> None:
-    row = changes[queue[CHANGES] % KEPT]
+    row = changes[queue[CHANGES] & (KEPT - 1)]
     row[0], row[1], row[2] = queue[NOW], queue[PROGRESS], queue[WAITING]
     queue[CHANGES] += 1
 
@@ -33,14 +41,13 @@ def _change(queue: Any, changes: Any) -> None:
 @part
 def go_on(queue: Any, marks: Any, heap: Any, changes: Any, t: Any) -> None:
     """Serve up to tick ``t``. ``marks``: of each SM's last request; ``heap``: SMs that wait, by a mark not above that one."""
-    sms = marks.shape[0]
     while queue[WAITING] > 0:
-        n, mark, sm = queue[WAITING], heap[0] // sms, heap[0] % sms
+        n, mark, sm = queue[WAITING], heap[0] >> SM_BITS, heap[0] & ((1 << SM_BITS) - 1)
         if marks[sm] > mark:  # it has asked again
             pop(heap, n)
-            push(heap, n - 1, marks[sm] * sms + sm)
+            push(heap, n - 1, marks[sm] << SM_BITS | sm)
             continue
-        at = queue[NOW] + ((mark - queue[PROGRESS]) * n + UNIT - 1) // UNIT
+        at = queue[NOW] + _ticks((mark - queue[PROGRESS]) * n)
         if at > t:
             queue[PROGRESS] += (t - queue[NOW]) * UNIT // n
             break
@@ -55,7 +62,7 @@ def ask(queue: Any, marks: Any, heap: Any, changes: Any, sm: int, cost: Any) -> 
     """A request of ``cost`` from an SM at the tick up to which the queue is known; returns its mark."""
     if marks[sm] <= queue[PROGRESS]:
         marks[sm] = queue[PROGRESS] + cost
-        queue[WAITING] = push(heap, queue[WAITING], marks[sm] * marks.shape[0] + sm)
+        queue[WAITING] = push(heap, queue[WAITING], marks[sm] << SM_BITS | sm)
         _change(queue, changes)
     else:
         marks[sm] += cost
@@ -69,15 +76,16 @@ def reached(queue: Any, marks: Any, changes: Any, mark: Any) -> Any:
         left = np.int64(0)
         for sm in range(marks.shape[0]):
             left += max(np.int64(0), min(marks[sm], mark) - queue[PROGRESS])
-        return queue[NOW] + (left + UNIT - 1) // UNIT
-    low, high = max(np.int64(0), queue[CHANGES] - KEPT), queue[CHANGES]
+        return queue[NOW] + _ticks(left)
+    oldest, high = max(np.int64(0), queue[CHANGES] - KEPT), queue[CHANGES]
+    low = oldest
     while low < high:  # the last change before it
         middle = (low + high) >> 1
-        if changes[middle % KEPT, 1] < mark:
+        if changes[middle & (KEPT - 1), 1] < mark:
             low = middle + 1
         else:
             high = middle
-    if low == max(np.int64(0), queue[CHANGES] - KEPT):
+    if low == oldest:
         return np.int64(0)  # long ago
-    row = changes[(low - 1) % KEPT]
-    return row[0] + ((mark - row[1]) * row[2] + UNIT - 1) // UNIT
+    row = changes[(low - 1) & (KEPT - 1)]
+    return row[0] + _ticks((mark - row[1]) * row[2])

@@ -147,15 +147,13 @@ class ChipMemory:
                 at = max(at, queue.reached(mark) + latency + after)
         return at
 
-    def access(self, i: int, size: int, write: bool) -> int:
-        """Use tile ``i`` last, let the oldest go where room is short; bytes that HBM moves."""
-        moved = 0
+    def access(self, i: int, size: int, write: bool) -> None:
+        """Use tile ``i`` last, let the oldest go where room is short."""
         if i not in self.tiles:
             self.tiles[i] = Tile(size, False)
             self.held += size
             if not write:
                 self.traffic[self.owner[i]][READ] += size
-                moved += size
         self.tiles.move_to_end(i)
         self.tiles[i].dirty |= write
         while self.held > self.l2.capacity:
@@ -163,8 +161,6 @@ class ChipMemory:
             self.held -= tile.size
             if tile.dirty:
                 self.traffic[self.owner[victim]][WRITTEN] += tile.size
-                moved += tile.size
-        return moved
 
     def table(self) -> list[list[int]]:
         """The table of tiles at the end, as the fast engine keeps it."""
