@@ -90,6 +90,11 @@ class Dispatch:
     def queue(self) -> IntArray:
         return self.queues[self.critical]
 
+    def shares(self, slots: int) -> float:
+        """Of how many equal shares of L2 and HBM the critical SM has one: with two CTAs it asks for twice what an SM with one does."""
+        resident = sum(min(len(queue), slots) for queue in self.queues)
+        return resident / min(len(self.queue), slots)
+
 
 def tile_work(counts: IntArray, bundles: IntArray) -> IntArray:
     """Port ticks that tiles with these ``counts`` of bundles need of one sub-partition, which is what CTAs on an SM share."""
@@ -203,4 +208,6 @@ def chip_notes(
     if gained > EVEN:
         share = "requests that do not coincide get more than an SM's share of L2 and HBM"
         notes.append(f"bursts: {100 * gained:.0f} % faster than SM scope, as {share}")
+    if gained < -EVEN:
+        notes.append(f"phases: {-100 * gained:.0f} % slower than SM scope, as CTAs that wait for other SMs take other turns")
     return tuple(notes) or ("full waves: all SMs end together, and L2 serves what a replay in step expects",)

@@ -22,8 +22,11 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
+* A request of a block that ends with its tensor moves what there is of it.
 * With a shared L2 each request also queues for the whole L2, and a read waits until its tile has been filled. The first request
-  for a tile that L2 does not hold fills all of it from HBM, where also what has to leave for it and is dirty queues.
+  for a tile that L2 does not hold fills all of it from HBM; the first that writes a tile queues there as well. L2 and HBM serve
+  all SMs that wait evenly, each SM's requests in order (:mod:`.fast_share`), so what other SMs ask for later puts off when loads
+  land: a warp that waits for one looks again when it would land if nobody else asked.
 * EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later, its barriers
   empty. In a persistent Program each warp goes on by itself with the slot's next tile, and barriers keep their phases.
 

@@ -145,8 +145,7 @@ def simulate(
         fits = occupancy(gpu, program)
         slots = int(gpu.sm.count) * fits.ctas_per_sm
         traffic = residency.launch(program, slots)
-        left = None
-        if program is programs[-1] and chip is None:  # what is still dirty leaves for HBM after the kernel, and is its doing
+        if program is programs[-1]:  # what is still dirty leaves for HBM after the kernel, and is its doing
             left = residency.flush()
             traffic, dirty = traffic + left, left.total(HBM_WRITE)
         launches.append(_launch(program, gpu, fits, traffic, how, chip))
@@ -173,29 +172,24 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
     counts = _instructions(program, bundles.total)
     issued = {name: n for name, n in counts.items() if n}
     order = _dispatched(program, gpu, fits, table, bundles)
-    # an SM with two CTAs asks for twice what an SM with one does, and L2 and HBM serve requests as they come
-    slots = int(gpu.sm.count) * fits.ctas_per_sm
-    shares = min(len(program.tiles), slots) / min(len(order.queue), fits.ctas_per_sm)
     planned, hbm_rate = traffic, hbm_mix(gpu, traffic)
-    mhz, mark, expected = how.cap, Clock(mhz=how.cap, rule="", watts=0.0), 0
+    mhz, mark = how.cap, Clock(mhz=how.cap, rule="", watts=0.0)
+
+    def job_in(scope: str) -> Job:
+        return make_job(
+            program, gpu, bundles=table, clock_mhz=mhz, slots=fits.ctas_per_sm,
+            queue=order.queue if scope == "sm" else np.arange(len(program.tiles)), miss_ppm=planned.miss_ppm(program),
+            shares=order.shares(fits.ctas_per_sm), hbm_bytes_per_s=hbm_rate,
+            l2=None if chip is None or scope == "sm" else chip.shared(program), record_limit=how.record_limit,
+        )  # fmt: skip
+
     for scope in ("sm", how.scope):  # memory is in ns, SMs in cycles: the clock moves one against the other, so look twice
-        job = make_job(
-            program,
-            gpu,
-            bundles=table,
-            clock_mhz=mhz,
-            slots=fits.ctas_per_sm,
-            queue=order.queue if scope == "sm" else np.arange(len(program.tiles)),
-            miss_ppm=planned.miss_ppm(program),
-            shares=shares,
-            hbm_bytes_per_s=hbm_rate,
-            l2=None if chip is None or scope == "sm" else chip.shared(program),
-            record_limit=how.record_limit,
-        )
+        job = job_in(scope)
         run = fast_engine.kept_run(job)
-        expected = run.ticks if scope == "sm" else expected
+        notes: tuple[str, ...] = ()
         if chip is not None and scope == "chip":
-            traffic = chip.traffic(run.traffic).with_local(planned)
+            traffic, expected = chip.traffic(run.traffic).with_local(planned), fast_engine.kept_run(job_in("sm")).ticks
+            notes = chip_notes(program, run, planned, traffic, slots=fits.ctas_per_sm, expected=expected)
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
         moved = _ledger(program, issued, traffic)
         mark = sustained(
@@ -222,7 +216,7 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
         clock=mark,
         bounds=unit_bounds(table, bundles.total, gpu, mark.mhz, traffic, hbm_rate),
         interval=initiation_interval(program, table, fits.ctas_per_sm),
-        notes=() if chip is None else chip_notes(program, run, planned, traffic, slots=fits.ctas_per_sm, expected=expected),
+        notes=notes,
     )
 
 
