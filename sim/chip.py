@@ -91,7 +91,7 @@ class Dispatch:
         return self.queues[self.critical]
 
     def shares(self, slots: int) -> float:
-        """Of how many equal shares of L2 and HBM the critical SM has one: with two CTAs it asks for twice what an SM with one does."""
+        """Of how many equal shares of L2 and HBM the critical SM has one: an SM with two CTAs asks for twice as much."""
         resident = sum(min(len(queue), slots) for queue in self.queues)
         return resident / min(len(self.queue), slots)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from .fast_parts import part
 
-#: Columns of the table of tiles: neighbours in the list, bytes held, whether they are dirty, tensor, and the mark at which HBM has
-#: filled it. The table's last row is the list's root: newer than it is the oldest tile.
+#: Columns of the table of tiles: neighbours in the list, bytes held, whether they are dirty, tensor, and at which mark HBM
+#: has filled it. The table's last row is the list's root: newer than it is the oldest tile.
 OLDER, NEWER, RESIDENT, DIRTY, OWNER, FILLED, TILE_SIZE = range(7)
 #: Columns of the table of tensors: first tile, blocks of a head plane, the tile argument that picks the plane, first block
 #: size, and CTAs that one request serves.

@@ -20,8 +20,8 @@ from .engine import (
 from .engine import PATH as BUNDLE_PATH
 from .fast_layout import (
     AGAIN, BEGUN, BOARD, BUSY, BYTES_DUE, DONE, ENDS, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH, PC, PENDING, PHASE,
-    PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE,
-    SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
+    PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED,
+    SINCE, SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
 )  # fmt: skip
 from .fast_outside import (
     CLOSE, COMPLETED, GROUPS_LEFT, LANDED, RELEASE, SETTLE, board_of, certain, close, completed, group_of, groups_left, landed,
@@ -354,7 +354,7 @@ def asks(plan: Any, state: Any, own: Any, sm: int, w: Any, pc: Any) -> Any:
     if op == WAIT_SCOREBOARD:
         place = board_of(w, arg)
         return own.warps[w, LANDING] >> arg & 1 == 1 and not certain(state, sm, place)
-    if op == MB_WAIT or op == MB_ARRIVE:
+    if op in (MB_WAIT, MB_ARRIVE):
         c, turn = instance(plan.mbarriers, own.warps, w // plan.per_cta * plan.instances, w, plan.code[pc, 9], plan.code[pc, 10])
         if op == MB_ARRIVE:
             return barriers[c, LANDS] == 1

@@ -22,7 +22,18 @@ from .fast_layout import (
 )  # fmt: skip
 # isort: on
 from .fast_outside import (
-    COMPLETED, GROUPS_LEFT, LANDED, LEAVE, RELEASE, REQUEST, SPILLED, answer, board_of, certain, group_of, over_of,
+    COMPLETED,
+    GROUPS_LEFT,
+    LANDED,
+    LEAVE,
+    RELEASE,
+    REQUEST,
+    SPILLED,
+    answer,
+    board_of,
+    certain,
+    group_of,
+    over_of,
 )  # fmt: skip
 from .fast_parts import NEVER, NEVER_ISSUED, part
 

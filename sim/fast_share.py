@@ -1,8 +1,8 @@
-"""L2 and HBM of a whole chip as processor sharing, compiled: all SMs that have asked are served evenly, each SM's requests in order.
+"""L2 and HBM of a whole chip as processor sharing, compiled: SMs that wait are served evenly, each SM's requests in order.
 
-What an SM has been served since the launch began, had it never stopped asking, is a queue's *progress*: it grows by 1 / n while n SMs
-wait. A request is done when progress comes to its *mark*. Requests that come later do not move the mark; they put off when progress
-is there. So when a load lands can be told for certain only afterwards, and until then as what it would be if nobody else asked.
+What an SM has been served since the launch began, had it never stopped asking, is a queue's *progress*: it grows by 1 / n while n
+SMs wait. A request is done when progress comes to its *mark*. Requests that come later do not move the mark; they put off when
+progress is there. So when a load lands is known for certain only afterwards, and before as when it would if nobody else asked.
 (Progress is the virtual time of A. Parekh and R. Gallager, "A generalized processor sharing approach to flow control", 1993.)
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 from .fast_parts import part, pop, push
 
 L2, HBM = 0, 1
-#: Progress and marks are in fractions of a tick of service, of which there are UNIT; a heap's entry is a mark, then an SM's number.
-#: Powers of two, since divisions of any other number take compiled code half its time here.
+#: Progress and marks are in fractions of a tick of service, UNIT of them a tick; a heap's entry is a mark, then an SM's number.
+#: All are powers of two, for which compiled code shifts.
 UNIT_BITS, SM_BITS, KEPT_BITS = 16, 12, 15
 UNIT = 1 << UNIT_BITS
 #: Of a queue: the tick up to which it is known, its progress then, SMs that wait, and how often their number has changed.

@@ -320,7 +320,7 @@ class _Cta:
         at += machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT else 0
         lands = machine.until(landing)
         # products may be held up while the warp waits for them, loads put off by what other SMs ask for
-        warp.looks_again = row[OPCODE] == MMA_WAIT or landing.l2 > 0 and lands > machine.clock.now
+        warp.looks_again = row[OPCODE] == MMA_WAIT or (landing.l2 > 0 and lands > machine.clock.now)
         return self.wait_until(warp, max(at, lands), reason)
 
     def commit(self, warp: Warp, row: list[int]) -> None:

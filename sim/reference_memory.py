@@ -104,7 +104,7 @@ class ChipMemory:
     def request(
         self, tick: int, sm: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], port: int
     ) -> Landing:
-        """How a request at ``tick`` for ``size`` bytes of the tensor's ``block`` is answered; ``used``, ``port``: of the SM's own."""
+        """How a request at ``tick`` for ``size`` bytes of the tensor's ``block`` lands; ``used``, ``port``: of the SM's own."""
         self.serve(tick)
         landing = Landing(port, self.queue(CHIP_RATE, sm, size))
         if tensor < 0:
@@ -116,7 +116,7 @@ class ChipMemory:
             return landing
         i = row[BASE] + args[row[PLANE]] * row[BLOCKS] + block
         held = int(self.l2.sizes[row[FIRST_SIZE] + block])
-        moves = i not in self.tiles or write and not self.tiles[i].dirty
+        moves = i not in self.tiles or (write and not self.tiles[i].dirty)
         self.access(i, held, write)
         if moves:
             mark = self.queue(HBM_RATE, sm, held)

@@ -103,8 +103,8 @@ FULL = [
     ("fa4", "b200", 128, 256, 592, 4),
 ]
 
-#: Full waves in which chip scope is slower, by more than 2 % and at most so many: two CTAs of an SM take other turns (FA2), or the
-#: first of several CTAs that read a K/V block fetches it for all (FA4, Gluon). The result says "phases".
+#: Full waves in which chip scope is slower, by more than 2 % and at most so many: two CTAs of an SM take other turns (FA2), or
+#: the first of several CTAs that read a K/V block fetches it for all (FA4, Gluon). The result says "phases".
 PHASES = [
     ("fa2", "h200", 256, 512, 66, 2, 6),
     ("fa2", "h200", 64, 512, 264, 4, 5),
