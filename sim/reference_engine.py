@@ -8,7 +8,6 @@ number. Insertion order never decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,14 +189,6 @@ class _Machine:
         self.stall(warp, STALL_SMEM, max(0, full - resume))
         return int(max(resume, full))
 
-    def there(self, tensor: int, block: int, size: int) -> int:
-        """What of ``size`` bytes of a whole block is there: the last one ends with the tensor."""
-        if tensor >= len(self.job.blocks):
-            return size
-        first, blocks = self.job.blocks[tensor].tolist()
-        whole = self.job.block_bytes[first]
-        return int(size * self.job.block_bytes[first + block] // whole) if 0 <= block < blocks else 0
-
     def move(self, warp: Warp, path: int) -> None:
         """Ask L2 (and HBM) for this bundle's part of the row's bytes, and tell what counts their arrival."""
         row = warp.row
@@ -205,7 +196,7 @@ class _Machine:
         warp.done_bytes += moved
         sm, tensor, now = self.sms[warp.sm], row[TENSOR], self.clock.now
         block = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1
-        size = self.there(tensor, block, moved) // sm.multicast[tensor] if tensor >= 0 else moved
+        size = sm.asked(tensor, block, moved)
         if self.chip is None:
             landing = Landing(sm.memory(now, size, tensor))
         else:
@@ -219,7 +210,7 @@ class _Machine:
             cta = self.ctas[warp.slot]
             assert cta is not None
             mbarrier = cta.mbarrier(warp, row)[0]
-            mbarrier.copies = mbarrier.copies.with_(replace(landing, at=landing.at + self.latency[TMA]))
+            mbarrier.lands(landing, self.latency[TMA])
             self.book(mbarrier, 0, -moved, 0)
 
 
@@ -401,13 +392,9 @@ def run(job: Job) -> Run:
     machine.run()
     busy = np.array([q.busy for q in machine.quarters], np.int64)
     return Run(
-        ticks=machine.last,
-        ctas=machine.table,
-        busy=busy.reshape(job.sms, SUB_PARTITIONS, -1),
-        shared=np.array([sm.used for sm in machine.sms], np.int64),
-        stalls=np.array(machine.stalls, np.int64),
-        issued=np.array(machine.issued, np.int64),
+        ticks=machine.last, ctas=machine.table, busy=busy.reshape(job.sms, SUB_PARTITIONS, -1),
+        shared=np.array([sm.used for sm in machine.sms], np.int64), stalls=np.array(machine.stalls, np.int64),
+        issued=np.array(machine.issued, np.int64), events=machine.clock.events,
         records=np.array(machine.records, np.int64).reshape(-1, len(RECORD_COLUMNS)),
-        events=machine.clock.events,
         **({"traffic": np.array(chip.traffic), "l2": np.array(chip.table())} if (chip := machine.chip) else {}),
-    )
+    )  # fmt: skip

@@ -110,7 +110,7 @@ class Sm:
         self.free, self.used = [0, 0, 0], [0, 0, 0]
         self.missed = [0] * max(1, len(job.miss_ppm))
         self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
-        self.multicast = job.multicast.tolist()
+        self.multicast, self.blocks, self.block_bytes = job.multicast.tolist(), job.blocks.tolist(), job.block_bytes.tolist()
         self.tensor_free = 0
 
     def queue(self, port: int, tick: int, cost: int) -> int:
@@ -121,6 +121,15 @@ class Sm:
     def l2(self, tick: int, size: int) -> int:
         """When ``size`` bytes asked for at ``tick`` have come through the SM's own port."""
         return self.queue(L2_PORT, tick, size * self.rate[L2_RATE][0] // self.rate[L2_RATE][1]) + int(self.latency[L2_LATENCY])
+
+    def asked(self, tensor: int, block: int, size: int) -> int:
+        """What is asked for of a block, of which ``size`` bytes are moved: the last ends with its tensor, CTAs may share it."""
+        if tensor < 0:
+            return size
+        if tensor < len(self.blocks):
+            first, blocks = self.blocks[tensor]
+            size = size * self.block_bytes[first + block] // self.block_bytes[first] if 0 <= block < blocks else 0
+        return int(size // self.multicast[tensor])
 
     def memory(self, tick: int, size: int, tensor: int) -> int:
         """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
@@ -217,6 +226,10 @@ class Mbarrier:
         self.bytes_due += size
         self.over_at = max(self.over_at, at)
         return self.pending == 0 and self.bytes_due == 0
+
+    def lands(self, landing: Landing, later: int) -> None:
+        """A copy is part of the phase that runs; ``later``: ticks from the SM's port to SMEM."""
+        self.copies = self.copies.with_(replace(landing, at=landing.at + later))
 
     def complete(self, now: int, wake: int) -> Landing:
         """Begin the next phase; returns when this one is over and its waiters have been woken."""
