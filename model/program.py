@@ -204,16 +204,8 @@ class Tensor:
         """Blocks of one head plane."""
         return self.row_blocks * self.col_blocks
 
-    def block_bytes(self, block: int) -> int:
-        """Bytes of one block; the last row and column blocks are clipped to the tensor."""
-        row, col = divmod(block, self.col_blocks)
-        rows = min(self.block_rows, self.rows - row * self.block_rows)
-        width = self.cols_per_block or self.cols
-        cols = min(width, self.cols - col * width)
-        return max(rows, 0) * max(cols, 0) * self.bytes_per_element
-
     def block_sizes(self) -> IntArray:
-        """``block_bytes`` of each block of a head plane."""
+        """Bytes of each block of a head plane; the last row and column blocks are clipped to the tensor."""
         width = self.cols_per_block or self.cols
         rows = np.clip(self.rows - np.arange(self.row_blocks) * self.block_rows, 0, self.block_rows)
         cols = np.clip(self.cols - np.arange(self.col_blocks) * width, 0, width)

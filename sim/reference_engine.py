@@ -207,8 +207,7 @@ class _Machine:
         elif path == LOAD:
             warp.loads[row[ARG]] = warp.loads[row[ARG]].with_(landing)
         elif path == TMA_LOAD:
-            cta = self.ctas[warp.slot]
-            assert cta is not None
+            assert (cta := self.ctas[warp.slot]) is not None
             mbarrier = cta.mbarrier(warp, row)[0]
             mbarrier.lands(landing, self.latency[TMA])
             self.book(mbarrier, 0, -moved, 0)

@@ -77,8 +77,8 @@ def test_a_statement_prints_and_does_not_change() -> None:
 def test_blocks_are_clipped_to_their_tensor() -> None:
     t = Tensor(name="S", heads=2, rows=100, cols=70, bytes_per_element=2, block_rows=64, cols_per_block=64)
     assert (t.row_blocks, t.col_blocks, t.blocks) == (2, 2, 4)
-    assert [t.block_bytes(b) for b in range(4)] == [64 * 64 * 2, 64 * 6 * 2, 36 * 64 * 2, 36 * 6 * 2]
-    assert 2 * sum(t.block_bytes(b) for b in range(4)) == t.size_bytes
+    assert t.block_sizes().tolist() == [64 * 64 * 2, 64 * 6 * 2, 36 * 64 * 2, 36 * 6 * 2]
+    assert 2 * t.block_sizes().sum() == t.size_bytes
 
 
 # --- the builder: jumps ---
