@@ -127,8 +127,8 @@ class _Machine:
         """Count towards the phase of ``mbarrier``; if that ends it, its waiters go on when it is over."""
         if mbarrier.book(arrivals, size, at):
             over = mbarrier.complete(self.clock.now, self.latency[MBARRIER])
-            for warp, _ in mbarrier.waiting:
-                warp.looks_again = over.l2 > 0
+            for each, _ in mbarrier.waiting:
+                each.looks_again = over.l2 > 0
             self.release(mbarrier.waiting, self.until(over, self.after_copies), STALL_MBARRIER)
 
     def until(self, landing: Landing, after: int = 0) -> int:
@@ -207,7 +207,8 @@ class _Machine:
         elif path == LOAD:
             warp.loads[row[ARG]] = warp.loads[row[ARG]].with_(landing)
         elif path == TMA_LOAD:
-            assert (cta := self.ctas[warp.slot]) is not None
+            cta = self.ctas[warp.slot]
+            assert cta is not None
             mbarrier = cta.mbarrier(warp, row)[0]
             mbarrier.lands(landing, self.latency[TMA])
             self.book(mbarrier, 0, -moved, 0)
@@ -305,8 +306,7 @@ class _Cta:
         return clock.at(tick, warp.number)
 
     def wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
-        machine = self.machine
-        at, landing, reason = warp.due(row[OPCODE], row[ARG])
+        machine, (at, landing, reason) = self.machine, warp.due(row[OPCODE], row[ARG])
         at += machine.homes[warp.number].held_up if row[OPCODE] == MMA_WAIT else 0
         lands = machine.until(landing)
         # products may be held up while the warp waits for them, loads put off by what other SMs ask for
