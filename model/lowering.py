@@ -273,6 +273,20 @@ def log_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
     emit.issue("ffma", 1)
 
 
+def start_code(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """What a binary runs before its first load: ``instructions`` of a warp, and the sum of their stall counts."""
+    instructions = int(s.attrs["instructions"])
+    emit.issue("control", instructions)
+    emit.issue("stall", max(0, int(s.attrs["stall_cycles"]) - instructions))
+
+
+def first_arguments(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """The first read of each of ``lines`` lines of the kernel's arguments, one after the other: their loads stall the warp."""
+    for _ in range(int(s.attrs["lines"])):
+        emit.issue("uldc", 1)
+        emit.depend()
+
+
 def marker(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     emit.issue("control", 1)
     emit.marker(s.kind, int(s.attrs.get("arg", 0)))

@@ -11,7 +11,20 @@ from typing import Any
 import numpy as np
 
 from ..model.instructions import Path
-from .engine import CHIP_RATE, COPY_GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, TMA
+from .engine import (
+    CHIP_RATE,
+    COPY_GROUPS,
+    HBM_LATENCY,
+    HBM_RATE,
+    L2_LATENCY,
+    L2_RATE,
+    MBARRIER,
+    PATH,
+    REPLACE,
+    STORE,
+    STORE_RATE,
+    TMA,
+)
 from .fast_layout import (
     CLOSED,
     COPIES,
@@ -29,7 +42,8 @@ from .fast_layout import (
 from .fast_lru import BASE, BLOCKS, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, PLANE, RESIDENT, access
 from .fast_parts import control, expression, part
 
-LOAD, TO_SMEM, TMA_LOAD = int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
+LOAD, TO_SMEM = int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
+TMA_LOAD, TMA_STORE = int(Path.TMA_LOAD), int(Path.TMA_STORE)
 MILLION = 1_000_000
 
 #: Questions, with their operands a, b, x, y and the answer.
@@ -189,7 +203,8 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
     tensor = plan.code[pc, 5]
     if tensor >= 0:
         size = size // plan.multicast[tensor]
-    arrives = _port(plan, state, sm, t, size) + latency[L2_LATENCY]
+    left = _port(plan, state, sm, t, size)
+    arrives = left + latency[L2_LATENCY]
     if plan.chip:
         arrives = _through_l2(plan, state, sm, t, w, pc, size, arrives)
     elif tensor >= 0:
@@ -210,6 +225,9 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
     elif path == TMA_LOAD:
         copies = plan.outside_mbarrier + c * OUTSIDE_MBARRIER + COPIES
         outside[copies] = max(outside[copies], arrives + latency[TMA])
+    elif path == TMA_STORE:
+        read = max(left, t + size * rate[STORE_RATE, 0] // rate[STORE_RATE, 1]) + latency[STORE]
+        outside[w * OUTSIDE_WARP + OPEN] = max(outside[w * OUTSIDE_WARP + OPEN], read)
 
 
 @part

@@ -20,6 +20,7 @@ from .engine import (
     BARRIER_BASE,
     BARRIER_PER_WARP,
     DISPATCH,
+    L2_LATENCY,
     LSU_QUEUE,
     MBARRIER,
     PRODUCT,
@@ -31,6 +32,8 @@ from .engine import (
     STALL_MBARRIER,
     STALL_SMEM,
     STALLS,
+    STORE,
+    STORE_RATE,
     TMA,
     Job,
     Run,
@@ -43,7 +46,8 @@ from .reference_parts import TENSOR as TENSOR_PIPE
 Process = Generator[simpy.Event, Any, None]
 Waiting = list[tuple[Warp, simpy.Event]]
 ISSUE, EXIT, MMA_WAIT = int(Opcode.ISSUE), int(Opcode.EXIT), int(Opcode.MMA_WAIT)
-SHARED, LOAD, TO_SMEM, TMA_LOAD = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
+SHARED, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
+TMA_LOAD, TMA_STORE = int(Path.TMA_LOAD), int(Path.TMA_STORE)
 WGMMA, TCGEN05 = int(Path.WGMMA), int(Path.TCGEN05)
 PREVIOUS, AFTER_PRODUCTS = 1, 1  # MB_WAIT's count and MB_ARRIVE's arg
 
@@ -53,7 +57,7 @@ class _Machine:
 
     def __init__(self, job: Job) -> None:
         self.job, self.clock = job, Clock()
-        self.code, self.latency = job.code.tolist(), job.latency.tolist()
+        self.code, self.latency, self.rate = job.code.tolist(), job.latency.tolist(), job.rate.tolist()
         self.bundles = [Bundle.of(row) for row in job.bundles.tolist()]
         self.expressions, self.mbarriers = job.expressions.tolist(), job.mbarriers.tolist()
         self.per_cta = len(job.warp_start)
@@ -202,10 +206,11 @@ class _Machine:
         warp.done_bytes += moved
         sm, tensor, now = self.sms[warp.sm], row[TENSOR], self.clock.now
         size = moved // sm.multicast[tensor] if tensor >= 0 else moved
+        left = sm.l2(now, size)
         if self.chip is None:
-            arrives = sm.memory(now, size, tensor)
+            arrives = sm.memory(now, size, tensor, left)
         else:
-            block, port = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1, sm.l2(now, size)
+            block, port = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1, left + self.latency[L2_LATENCY]
             arrives = self.chip.request(now, size, tensor, row[BUNDLE], block, warp.args, sm.used, port)
         if path == TO_SMEM:
             warp.open_until = max(warp.open_until, arrives)
@@ -215,6 +220,9 @@ class _Machine:
             cta = self.ctas[warp.slot]
             assert cta is not None
             self.book(cta.mbarrier(warp, row)[0], 0, -moved, arrives + self.latency[TMA])
+        elif path == TMA_STORE:
+            numerator, denominator = self.rate[STORE_RATE]
+            warp.open_until = max(warp.open_until, max(left, now + size * numerator // denominator) + self.latency[STORE])
 
 
 class _Cta:

@@ -118,13 +118,14 @@ class Sm:
         return self.free[port]
 
     def l2(self, tick: int, size: int) -> int:
-        """When ``size`` bytes asked for at ``tick`` have come through the SM's own port."""
-        return self.queue(L2_PORT, tick, size * self.rate[L2_RATE][0] // self.rate[L2_RATE][1]) + int(self.latency[L2_LATENCY])
+        """When the SM's own port has served ``size`` bytes asked for at ``tick``."""
+        return self.queue(L2_PORT, tick, size * self.rate[L2_RATE][0] // self.rate[L2_RATE][1])
 
-    def memory(self, tick: int, size: int, tensor: int) -> int:
-        """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
+    def memory(self, tick: int, size: int, tensor: int, left: int) -> int:
+        """When ``size`` bytes asked for at ``tick`` arrive that the port has served at ``left``; L2 misses are spread evenly
+        over a tensor's requests."""
         rate, latency = self.rate, self.latency
-        done = self.l2(tick, size)
+        done = left + int(latency[L2_LATENCY])
         if tensor >= 0:
             self.missed[tensor] += self.miss_ppm[tensor]
             if self.missed[tensor] >= MILLION:

@@ -45,7 +45,7 @@ class Consumer:
 
     def write(self) -> None:
         b, w = self.b, self.w
-        start(b, self.t)
+        start(b, self.t, self.profile, "start")
         self._begin_turns()
         b.op("tile")
         b.op("zero", writes=f"O{w}", shape=(self.t.block_q // self.t.groups, self.t.head_dim))
