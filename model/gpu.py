@@ -179,12 +179,13 @@ class Beside(Section):
 
 class Async(Section):
     """Bulk copies and barriers: time a TMA load adds to an L2 or HBM access, issue of one copy, how fast a store reads shared
-    memory and what it takes beside that until its warp goes on, from an mbarrier's last arrival to the waiting warp, and what a
-    wait takes where the phase is over already."""
+    memory (one SM's, all SMs' together) and what it takes beside that until its warp goes on, from an mbarrier's last arrival to
+    the waiting warp, and what a wait takes where the phase is over already."""
 
     tma_ns: Ns
     tma_issue_cycles: Cycles
     store_bytes_per_clk: BytesPerClk
+    store_bytes_per_clk_all: BytesPerClk
     store_cycles: Cycles
     mbarrier_cycles: Cycles
     mbarrier_try_cycles: CyclesOrZero

@@ -274,17 +274,17 @@ def log_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
 
 
 def start_code(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """What a binary runs before its first load: ``instructions`` of a warp, and the sum of their stall counts."""
-    instructions = int(s.attrs["instructions"])
-    emit.issue("control", instructions)
-    emit.issue("stall", max(0, int(s.attrs["stall_cycles"]) - instructions))
-
-
-def first_arguments(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """The first read of each of ``lines`` lines of the kernel's arguments, one after the other: their loads stall the warp."""
-    for _ in range(int(s.attrs["lines"])):
-        emit.issue("uldc", 1)
-        emit.depend()
+    """What a binary runs before its first load: ``instructions`` of a warp, the sum of their stall counts, and between them the
+    first reads of ``argument_lines`` lines of the kernel's arguments, which stall the warp one after the other."""
+    lines, n = int(s.attrs.get("argument_lines", 0)), int(s.attrs["instructions"])
+    stalls = max(0, int(s.attrs["stall_cycles"]) - n)
+    for i in range(lines + 1):
+        if i:
+            emit.issue("uldc", 1)
+            emit.depend()
+        done, here = i / (lines + 1), (i + 1) / (lines + 1)
+        emit.issue("control", round(n * here) - round(n * done))
+        emit.issue("stall", round(stalls * here) - round(stalls * done))
 
 
 def marker(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

@@ -90,12 +90,11 @@ STALLS = (
 
 #: Rows of ``Job.latency``.
 (
-    SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA, PRODUCT,
-    STORE,
+    SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA,
+    PRODUCT, STORE,
 ) = range(12)  # fmt: skip
 
-#: Rows of ``Job.rate``: ticks per byte as (numerator, denominator), of one SM's port to L2, of HBM, of the whole L2, and of the
-#: copy engine as it reads shared memory for a bulk store.
+#: Rows of ``Job.rate``: ticks per byte (numerator, denominator) of an SM's port to L2, HBM, the whole L2, reads for bulk stores.
 L2_RATE, HBM_RATE, CHIP_RATE, STORE_RATE = range(4)
 
 #: Columns of ``Run.records``.
@@ -348,7 +347,7 @@ def make_job(
         slots=slots,
         bundles=bundle_table(program, gpu) if bundles is None else bundles,
         latency=_latencies(program, gpu, clock_mhz),
-        rate=np.array([_ratio(v) for v in (l2_rate, hbm_rate, whole_l2, _store_rate(gpu))], dtype=np.int64),
+        rate=np.array([_ratio(v) for v in (l2_rate, hbm_rate, whole_l2, _store_rate(gpu, shares))], dtype=np.int64),
         miss_ppm=miss_ppm.astype(np.int64),
         mbarriers=program.barrier_table,
         rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
@@ -389,8 +388,10 @@ def _latencies(program: Program, gpu: GPU, clock_mhz: float) -> IntArray:
     return np.array([ticks(v) for v in cycles], dtype=np.int64)
 
 
-def _store_rate(gpu: GPU) -> float:
-    return float(gpu.async_.store_bytes_per_clk if gpu.async_ else gpu.smem.bytes_per_clk)
+def _store_rate(gpu: GPU, shares: float) -> float:
+    """Bytes a cycle that a bulk store reads of shared memory while ``shares`` SMs store."""
+    own = gpu.async_
+    return float(min(own.store_bytes_per_clk, own.store_bytes_per_clk_all / shares) if own else gpu.smem.bytes_per_clk)
 
 
 def _ratio(bytes_per_cycle: float) -> tuple[int, int]:

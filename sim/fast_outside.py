@@ -226,7 +226,8 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
         copies = plan.outside_mbarrier + c * OUTSIDE_MBARRIER + COPIES
         outside[copies] = max(outside[copies], arrives + latency[TMA])
     elif path == TMA_STORE:
-        read = max(left, t + size * rate[STORE_RATE, 0] // rate[STORE_RATE, 1]) + latency[STORE]
+        outside[ports + 2] = max(t, outside[ports + 2]) + size * rate[STORE_RATE, 0] // rate[STORE_RATE, 1]
+        read = max(left, outside[ports + 2]) + latency[STORE]
         outside[w * OUTSIDE_WARP + OPEN] = max(outside[w * OUTSIDE_WARP + OPEN], read)
 
 

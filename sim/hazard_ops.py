@@ -101,7 +101,6 @@ _ROWS: dict[str, Effect] = {
     "tile": Effect(),
     "branch": Effect(),
     "start_code": Effect(),
-    "first_arguments": Effect(),
     "setmaxnreg": Effect(),
     "cluster_sync": Effect(step="sync"),
 }

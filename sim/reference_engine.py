@@ -20,7 +20,6 @@ from .engine import (
     BARRIER_BASE,
     BARRIER_PER_WARP,
     DISPATCH,
-    L2_LATENCY,
     LSU_QUEUE,
     MBARRIER,
     PRODUCT,
@@ -32,8 +31,6 @@ from .engine import (
     STALL_MBARRIER,
     STALL_SMEM,
     STALLS,
-    STORE,
-    STORE_RATE,
     TMA,
     Job,
     Run,
@@ -46,8 +43,7 @@ from .reference_parts import TENSOR as TENSOR_PIPE
 Process = Generator[simpy.Event, Any, None]
 Waiting = list[tuple[Warp, simpy.Event]]
 ISSUE, EXIT, MMA_WAIT = int(Opcode.ISSUE), int(Opcode.EXIT), int(Opcode.MMA_WAIT)
-SHARED, LOAD, TO_SMEM = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
-TMA_LOAD, TMA_STORE = int(Path.TMA_LOAD), int(Path.TMA_STORE)
+SHARED, LOAD, TO_SMEM, TMA_LOAD = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
 WGMMA, TCGEN05 = int(Path.WGMMA), int(Path.TCGEN05)
 PREVIOUS, AFTER_PRODUCTS = 1, 1  # MB_WAIT's count and MB_ARRIVE's arg
 
@@ -57,7 +53,7 @@ class _Machine:
 
     def __init__(self, job: Job) -> None:
         self.job, self.clock = job, Clock()
-        self.code, self.latency, self.rate = job.code.tolist(), job.latency.tolist(), job.rate.tolist()
+        self.code, self.latency = job.code.tolist(), job.latency.tolist()
         self.bundles = [Bundle.of(row) for row in job.bundles.tolist()]
         self.expressions, self.mbarriers = job.expressions.tolist(), job.mbarriers.tolist()
         self.per_cta = len(job.warp_start)
@@ -206,23 +202,19 @@ class _Machine:
         warp.done_bytes += moved
         sm, tensor, now = self.sms[warp.sm], row[TENSOR], self.clock.now
         size = moved // sm.multicast[tensor] if tensor >= 0 else moved
-        left = sm.l2(now, size)
+        left, block = sm.l2(now, size), warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1
         if self.chip is None:
             arrives = sm.memory(now, size, tensor, left)
         else:
-            block, port = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1, left + self.latency[L2_LATENCY]
-            arrives = self.chip.request(now, size, tensor, row[BUNDLE], block, warp.args, sm.used, port)
-        if path == TO_SMEM:
-            warp.open_until = max(warp.open_until, arrives)
+            arrives = self.chip.request(now, size, tensor, row[BUNDLE], block, warp.args, sm.used, left)
+        if path in (TO_SMEM, Path.TMA_STORE):
+            warp.open_until = max(warp.open_until, arrives if path == TO_SMEM else sm.read_out(now, size, left))
         elif path == LOAD:
             warp.board[row[ARG]] = max(warp.board[row[ARG]], arrives)
         elif path == TMA_LOAD:
             cta = self.ctas[warp.slot]
             assert cta is not None
             self.book(cta.mbarrier(warp, row)[0], 0, -moved, arrives + self.latency[TMA])
-        elif path == TMA_STORE:
-            numerator, denominator = self.rate[STORE_RATE]
-            warp.open_until = max(warp.open_until, max(left, now + size * numerator // denominator) + self.latency[STORE])
 
 
 class _Cta:

@@ -41,10 +41,11 @@ class ChipMemory:
             i = int(self.l2.tiles[i, NEWER])
 
     def request(
-        self, tick: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], arrives: int
+        self, tick: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], left: int
     ) -> int:
-        """When a request at ``tick`` for ``size`` bytes of the tensor's ``block`` is answered; ``used``: of the SM's ports."""
-        arrives = max(arrives, self.l2_queue(tick, size) + self.latency[L2_LATENCY])
+        """When a request at ``tick`` for ``size`` bytes of the tensor's ``block`` is answered; ``used``: of the SM's ports, its
+        own port to L2 has served it at ``left``."""
+        arrives = max(left, self.l2_queue(tick, size)) + int(self.latency[L2_LATENCY])
         if tensor < 0:
             return arrives
         number = int(self.l2.numbers[tensor])
@@ -100,4 +101,3 @@ class ChipMemory:
         for older, newer in zip(order, order[1:], strict=False):
             rows[older][NEWER], rows[newer][OLDER] = newer, older
         return rows
-

@@ -35,6 +35,8 @@ from .engine import (
     STALL_PORT,
     STALL_PRODUCT,
     STALL_SCOREBOARD,
+    STORE,
+    STORE_RATE,
     Job,
 )
 
@@ -110,7 +112,7 @@ class Sm:
         self.missed = [0] * max(1, len(job.miss_ppm))
         self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
         self.multicast = job.multicast.tolist()
-        self.tensor_free = 0
+        self.tensor_free = self.store_free = 0
 
     def queue(self, port: int, tick: int, cost: int) -> int:
         self.free[port] = max(tick, self.free[port]) + cost
@@ -120,6 +122,11 @@ class Sm:
     def l2(self, tick: int, size: int) -> int:
         """When the SM's own port has served ``size`` bytes asked for at ``tick``."""
         return self.queue(L2_PORT, tick, size * self.rate[L2_RATE][0] // self.rate[L2_RATE][1])
+
+    def read_out(self, tick: int, size: int, left: int) -> int:
+        """When a bulk store of ``size`` bytes at ``tick``, which the port has served at ``left``, is over for its warp."""
+        self.store_free = max(tick, self.store_free) + size * self.rate[STORE_RATE][0] // self.rate[STORE_RATE][1]
+        return int(max(left, self.store_free) + self.latency[STORE])
 
     def memory(self, tick: int, size: int, tensor: int, left: int) -> int:
         """When ``size`` bytes asked for at ``tick`` arrive that the port has served at ``left``; L2 misses are spread evenly

@@ -56,6 +56,7 @@ NUMBERS = {
     "beside.port_fma": "FMA issue slowed by a product", "beside.port_mufu": "MUFU issue slowed by a product",
     "beside.tensor_per_fma": "product held up by FMA issue", "async.tma_ns": "TMA on top of L2 or HBM",
     "async.store_bytes_per_clk": "shared memory read by a bulk store", "async.store_cycles": "a bulk store beside its bytes",
+    "async.store_bytes_per_clk_all": "the same, all SMs together",
     "async.tma_issue_cycles": "issue of a TMA copy", "async.mbarrier_cycles": "mbarrier's last arrival to waiter",
     "async.mbarrier_try_cycles": "mbarrier's answer to a try",
     "tcgen05.cycles_per_column": "product, for each column", "tcgen05.batch_cycles": "start of a batch of products",

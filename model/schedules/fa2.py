@@ -121,9 +121,9 @@ def _with_waves(tiles: Tiles, first: int = 0) -> Tiles:
 
 def start(b: Builder, counts: Start) -> None:
     """What a CTA does before its first load. The SM has read the kernel's arguments already where a CTA takes another's place."""
-    with b.when(Index(arg="later", arg_coef=-1)):
-        b.op("first_arguments", lines=counts.argument_lines)
-    b.op("start_code", instructions=counts.instructions, stall_cycles=counts.stall_cycles)
+    for when, lines in ((Index(arg="later", arg_coef=-1), counts.argument_lines), (Index(arg="later", const=-1), 0)):
+        with b.when(when):
+            b.op("start_code", instructions=counts.instructions, stall_cycles=counts.stall_cycles, argument_lines=lines)
 
 
 def _buffers(b: Builder, t: FA2Tile, e: int) -> None:

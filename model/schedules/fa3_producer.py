@@ -15,9 +15,7 @@ def start(b: Builder, t: FA3Tile, profile: Mapping[str, Any] | None, *parts: str
     another before that one's barriers are initialised."""
     for part in parts:
         if profile and part in profile:
-            counts = profile[part]
-            b.op("first_arguments", lines=counts["argument_lines"])
-            b.op("start_code", instructions=counts["instructions"], stall_cycles=counts["stall_cycles"])
+            b.op("start_code", **profile[part])
         if t.cluster > 1 and part == parts[0]:
             b.op("cluster_sync")
 
