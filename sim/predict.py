@@ -118,8 +118,7 @@ def simulate(
     and what they share. ``clock``: MHz (a cap; the power limit still applies), "boost" (the boost clock whatever the power) or
     "power" (boost as the cap). ``repeats``: how many launches follow a rest and are averaged, as benchmarks do, the first of
     them before the power limit holds; 0: it holds. ``flush_bytes``: written before each launch to empty L2, as do_bench does,
-    whose events around each call are part of ``ms`` then. Without it ``ms`` is a call's share of a stream without gaps.
-    ``record_limit``: events to keep for a timeline. Raises ValueError where the schedule cannot run, with a sentence.
+    with events around each call (in ``ms``). ``record_limit``: events of a timeline. Raises ValueError with a sentence.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
