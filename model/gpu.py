@@ -99,12 +99,14 @@ class Costs(Section):
 
 
 class Latency(Section):
-    """Cycles: shared-memory load to use, barrier (base + per warp), and how far a warp may run ahead of the SMEM port."""
+    """Cycles: shared-memory load to use, barrier (base + per warp), how far a warp may run ahead of the SMEM port, and what the
+    first read of a 64-byte line of a kernel's arguments (constant memory) takes."""
 
     lds: Cycles
     barrier_base: Cycles
     barrier_per_warp: CyclesOrZero
     lsu_queue: Cycles
+    argument_line_cycles: Cycles
 
 
 class Smem(Section):
@@ -138,11 +140,12 @@ class Hbm(Section):
 
 
 class Launch(Section):
-    """Kernels back to back in a stream, host time per framework call, CTA dispatch per CTA, when an SM's second CTA
-    follows its first, the gap between a CTA and its
-    successor on the same SM, and the cycles a kernel needs before its first and after its last CTA."""
+    """Kernels back to back in a stream, what events around a call add to it, host time per framework call, CTA dispatch per
+    CTA, when an SM's second CTA follows its first, the gap between a CTA and its successor on the same SM, and the cycles a
+    kernel needs before its first and after its last CTA."""
 
     stream_us: Us
+    events_us: Us
     host_op_us: Us
     cta_dispatch_ns: Ns
     second_cta_cycles: Cycles
@@ -175,11 +178,15 @@ class Beside(Section):
 
 
 class Async(Section):
-    """Bulk copies and barriers: time a TMA load adds to an L2 or HBM access, issue of one copy, from an mbarrier's last
-    arrival to the waiting warp, and what a wait takes where the phase is over already."""
+    """Bulk copies and barriers: time a TMA load adds to an L2 or HBM access, issue of one copy, how fast a store reads shared
+    memory (one SM's, all SMs' together) and what it takes beside that until its warp goes on, from an mbarrier's last arrival to
+    the waiting warp, and what a wait takes where the phase is over already."""
 
     tma_ns: Ns
     tma_issue_cycles: Cycles
+    store_bytes_per_clk: BytesPerClk
+    store_bytes_per_clk_all: BytesPerClk
+    store_cycles: Cycles
     mbarrier_cycles: Cycles
     mbarrier_try_cycles: CyclesOrZero
 

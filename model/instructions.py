@@ -27,7 +27,7 @@ class Path(IntEnum):
     GLOBAL_TO_SMEM = 3  # like GLOBAL_LOAD, but lands in shared memory; completion by commit group (cp.async)
     GLOBAL_STORE = 4  # posted: nothing waits for it
     TMA_LOAD = 5  # a bulk copy from L2 into shared memory; completion by an mbarrier's bytes
-    TMA_STORE = 6  # a bulk copy out of shared memory, posted
+    TMA_STORE = 6  # a bulk copy out of shared memory; a warp may wait until that has been read
     WGMMA = 7  # one k-step of a warpgroup's product, asynchronous; completion by product group
     TCGEN05 = 8  # one k-step of a CTA's product on all tensor cores of the SM, asynchronous; completion by an mbarrier
 
@@ -108,6 +108,7 @@ _ROWS = (
     _row("ldl", "lsu", "lsu", "LDL", cost="lsu", path=Path.SMEM, smem=128),  # from L1, through the same port
     _row("ldl_far", "lsu", "lsu", "LDL", cost="lsu", spill=128),  # L1 does not hold it: from L2
     _row("control", "control", "other", "BRA, BAR, DEPBAR, UMOV, NOP"),
+    _row("uldc", "control", "other", "ULDC (a line of the kernel's arguments that the SM has not read)", cost="control"),
     _row("try_wait", "control", "other", "SYNCS.PHASECHK.TRANS64.TRYWAIT", cost="control"),
     _row("stsm", "lsu", "lsu", "STSM.16.M88.4", cost="lsu", path=Path.SMEM, smem=512),
     _row("st16", "lsu", "lsu", "ST.E.U16", cost="lsu", path=Path.SMEM, smem=256),  # 64 B of a swizzled row, two lanes a bank

@@ -273,6 +273,20 @@ def log_sum(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: i
     emit.issue("ffma", 1)
 
 
+def start_code(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """What a binary runs before its first load: ``instructions`` of a warp, the sum of their stall counts, and between them the
+    first reads of ``argument_lines`` lines of the kernel's arguments, which stall the warp one after the other."""
+    lines, n = int(s.attrs.get("argument_lines", 0)), int(s.attrs["instructions"])
+    stalls = max(0, int(s.attrs["stall_cycles"]) - n)
+    for i in range(lines + 1):
+        if i:
+            emit.issue("uldc", 1)
+            emit.depend()
+        done, here = i / (lines + 1), (i + 1) / (lines + 1)
+        emit.issue("control", round(n * here) - round(n * done))
+        emit.issue("stall", round(stalls * here) - round(stalls * done))
+
+
 def marker(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     emit.issue("control", 1)
     emit.marker(s.kind, int(s.attrs.get("arg", 0)))

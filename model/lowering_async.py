@@ -26,7 +26,17 @@ def tma_load(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: 
 
 
 def tma_store(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """A warp's part of the tile, as a group of its own; ``wait="read"``: until shared memory has been read and may be written."""
     emit.issue("utmastg", 1, total_bytes=max(1, buffers[s.reads[0]].size_bytes // warps))
+    emit.marker("commit", 0)
+    if s.attrs.get("wait"):
+        emit.marker("wait_group", 0)
+
+
+def store_wait(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """Until shared memory has been read by all bulk stores that the warp has issued."""
+    emit.issue("control", 1)
+    emit.marker("wait_group", 0)
 
 
 def mbarrier_expect(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

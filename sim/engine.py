@@ -10,7 +10,8 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   among waiting warps the first after the last one served goes next (round robin). It holds the port and each pipe for the
   sum of its instructions' costs; its warp goes on when the longest of those and of the warp's own issue gaps is over.
   Bundles that move data also queue, first come first served, at the SM's shared-memory port or at L2 and HBM; their arrival
-  time is known then. Spilled registers queue at L2; nothing waits for them but what is asked for later.
+  time is known then. Spilled registers queue at L2; nothing waits for them but what is asked for later. A bulk store joins its
+  warp's open group until STORE ticks after shared memory has been read, at STORE_RATE and as the SM's port to L2 takes it.
 * WAIT_SCOREBOARD, WAIT_GROUP, DEPEND resume the warp when what it waits for has arrived.
 * BARRIER and NAMED_ARRIVE count a warp in; the last of ``count`` releases those that wait, ``barrier`` ticks later.
 * MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
@@ -92,11 +93,12 @@ STALLS = (
 
 #: Rows of ``Job.latency``.
 (
-    SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA, PRODUCT,
-) = range(11)  # fmt: skip
+    SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA,
+    PRODUCT, STORE,
+) = range(12)  # fmt: skip
 
-#: Rows of ``Job.rate``: ticks per byte as (numerator, denominator), of one SM's port to L2, of HBM, and of the whole L2.
-L2_RATE, HBM_RATE, CHIP_RATE = range(3)
+#: Rows of ``Job.rate``: ticks per byte (numerator, denominator) of an SM's port to L2, HBM, the whole L2, reads for bulk stores.
+L2_RATE, HBM_RATE, CHIP_RATE, STORE_RATE = range(4)
 
 #: Columns of ``Run.records``.
 RECORD_COLUMNS = ("start", "end", "sm", "slot", "warp", "tile", "row")
@@ -266,6 +268,8 @@ def _costs(kind: Instruction, gpu: GPU) -> tuple[int, int, int, int]:
     port = ticks(getattr(gpu.port, kind.cost))
     held = max(kind.passes * ticks(getattr(gpu.pipe, kind.cost)), port)
     gap, result = ticks(getattr(gpu.warp, kind.cost)), ticks(getattr(gpu.result, kind.cost))
+    if kind.name == "uldc":
+        result = ticks(gpu.latency.argument_line_cycles)
     if kind.name == "try_wait" and gpu.async_:
         result = ticks(gpu.async_.mbarrier_try_cycles)
     if kind.pipe == "tmem":
@@ -351,7 +355,7 @@ def make_job(
         slots=slots,
         bundles=bundle_table(program, gpu) if bundles is None else bundles,
         latency=_latencies(program, gpu, clock_mhz),
-        rate=np.array([_ratio(l2_rate), _ratio(hbm_rate), _ratio(whole_l2)], dtype=np.int64),
+        rate=np.array([_ratio(v) for v in (l2_rate, hbm_rate, whole_l2, _store_rate(gpu, shares))], dtype=np.int64),
         miss_ppm=miss_ppm.astype(np.int64),
         mbarriers=program.barrier_table,
         rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
@@ -389,8 +393,15 @@ def _latencies(program: Program, gpu: GPU, clock_mhz: float) -> IntArray:
         gpu.async_.mbarrier_cycles if gpu.async_ else 0,
         gpu.async_.tma_ns * cycles_per_ns if gpu.async_ else 0,
         product_ticks(program, gpu) / TICKS_PER_CYCLE,
+        gpu.async_.store_cycles if gpu.async_ else 0,
     ]
     return np.array([ticks(v) for v in cycles], dtype=np.int64)
+
+
+def _store_rate(gpu: GPU, shares: float) -> float:
+    """Bytes a cycle that a bulk store reads of shared memory while ``shares`` SMs store."""
+    own = gpu.async_
+    return float(min(own.store_bytes_per_clk, own.store_bytes_per_clk_all / shares) if own else gpu.smem.bytes_per_clk)
 
 
 def _ratio(bytes_per_cycle: float) -> tuple[int, int]:

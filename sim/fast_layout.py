@@ -166,7 +166,7 @@ def plan(job: Job) -> Plan:
         wrap=int(np.lcm.reduce([2 * n for n in stages or [1]])), anchor=_anchor(job), first_warp=firsts[0], warp_size=warp_size,
         first_mbarrier=firsts[1], first_named=firsts[2], first_quarter=firsts[3],
         first_shared=firsts[4], quarter_size=len(quarter), outside_mbarrier=outside_mbarrier,
-        outside_ports=ports, outside_missed=ports + 2,
+        outside_ports=ports, outside_missed=ports + 3,
     )  # fmt: skip
 
 

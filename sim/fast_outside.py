@@ -13,14 +13,17 @@ import numpy as np
 from ..model.instructions import Path
 
 # isort: off
-from .engine import CHIP_RATE, COPY_GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, TMA
+from .engine import (
+    CHIP_RATE, COPY_GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, STORE, STORE_RATE, TMA,
+)  # fmt: skip
 from .fast_layout import CLOSED, COPIES, FINISHED, GROUP, HEAD, LAND, OPEN, OUTSIDE_MBARRIER, OUTSIDE_WARP, OVER
 from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, PLANE, RESIDENT, access
 from .fast_parts import control, expression, part
 from .fast_share import HBM, L2, PROGRESS, UNIT, ask, go_on, reached
 # isort: on
 
-LOAD, TO_SMEM, TMA_LOAD = int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
+LOAD, TO_SMEM = int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM)
+TMA_LOAD, TMA_STORE = int(Path.TMA_LOAD), int(Path.TMA_STORE)
 MILLION = 1_000_000
 
 #: Questions, with their operands a, b, x, y and the answer.
@@ -267,7 +270,8 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
     block = _block(plan, state, sm, w, pc)
     if tensor >= 0:
         size = _there(plan, tensor, block, size) // plan.multicast[tensor]
-    arrives = _port(plan, state, sm, t, size) + latency[L2_LATENCY]
+    left = _port(plan, state, sm, t, size)
+    arrives = left + latency[L2_LATENCY]
     l2 = hbm = np.int64(0)
     if plan.chip:
         l2, hbm = _through_l2(plan, state, sm, t, w, pc, block, size)
@@ -288,6 +292,10 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
     elif path == TMA_LOAD:
         place = plan.outside_mbarrier + c * OUTSIDE_MBARRIER + COPIES
         arrives += latency[TMA]
+    elif path == TMA_STORE:  # until shared memory has been read; nobody waits for where it goes from there
+        outside[ports + 2] = max(t, outside[ports + 2]) + size * rate[STORE_RATE, 0] // rate[STORE_RATE, 1]
+        place, l2, hbm = w * OUTSIDE_WARP + OPEN, np.int64(0), np.int64(0)
+        arrives = max(left, outside[ports + 2]) + latency[STORE]
     if place >= 0:
         outside[place] = max(outside[place], arrives)
         if plan.chip:

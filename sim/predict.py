@@ -117,8 +117,8 @@ def simulate(
     ``engine``: "fast" or "simpy". ``scope``: "sm", the SM that ends last with its fair share of L2 and HBM, or "chip", every SM
     and what they share. ``clock``: MHz (a cap; the power limit still applies), "boost" (the boost clock whatever the power) or
     "power" (boost as the cap). ``repeats``: how many launches follow a rest and are averaged, as benchmarks do, the first of
-    them before the power limit holds; 0: it holds. ``flush_bytes``: written before each launch to empty L2, as do_bench does.
-    ``record_limit``: events to keep for a timeline. Raises ValueError where the schedule cannot run, with a sentence.
+    them before the power limit holds; 0: it holds. ``flush_bytes``: written before each launch to empty L2, as do_bench does,
+    with events around each call (in ``ms``). ``record_limit``: events of a timeline. Raises ValueError with a sentence.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
@@ -153,7 +153,7 @@ def simulate(
         left = chip.flush()
         launches[-1] = replace(launches[-1], traffic=launches[-1].traffic + left)
         dirty = left.total(HBM_WRITE)
-    return _result(schedule, gpu, attention, tuple(launches), dirty, scope)
+    return _result(schedule, gpu, attention, tuple(launches), dirty, how)
 
 
 def cap_mhz(gpu: GPU, clock: float | str) -> float:
@@ -263,10 +263,10 @@ def _ledger(program: Program, counts: dict[str, int], traffic: Traffic) -> dict[
     }
 
 
-def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[Launch, ...], dirty: int, scope: str) -> Result:
+def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[Launch, ...], dirty: int, how: How) -> Result:
     cycles = sum(x.cycles for x in launches)
     busy_ms = sum(x.cycles / x.clock.mhz / 1e3 for x in launches)
-    gap_ms = max(0, len(launches) - 1) * gpu.launch.stream_us / 1e3
+    gap_ms = max(0, len(launches) - 1) * gpu.launch.stream_us / 1e3 + (gpu.launch.events_us / 1e3 if how.flush_bytes else 0.0)
     host_ms = float(getattr(schedule, "host_ops", len(launches))) * gpu.launch.host_op_us / 1e3
     host_bound = host_ms > busy_ms + gap_ms
     ms = max(busy_ms + gap_ms, host_ms)
@@ -312,7 +312,7 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         limiter=HOST_BOUND if host_bound else limiter(units, stalls, launches, gpu, idle),
         provenance=provenance(gpu),
         host_bound=host_bound,
-        scope=scope,
+        scope=how.scope,
         notes=(*assumptions(schedule, gpu), *(note for x in launches for note in x.notes)),
         counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
     )

@@ -197,12 +197,13 @@ class _Machine:
         sm, tensor, now = self.sms[warp.sm], row[TENSOR], self.clock.now
         block = warp.value(self.expressions[row[INDEX]]) if tensor >= 0 else -1
         size = sm.asked(tensor, block, moved)
+        left = sm.l2(now, size)
         if self.chip is None:
-            landing = Landing(sm.memory(now, size, tensor))
+            landing = Landing(sm.memory(now, size, tensor, left))
         else:
-            port = sm.l2(now, size)
-            landing = self.chip.request(now, warp.sm, size, tensor, row[BUNDLE], block, warp.args, sm.used, port)
-        if path == TO_SMEM:
+            landing = self.chip.request(now, warp.sm, size, tensor, row[BUNDLE], block, warp.args, sm.used, left)
+        if path in (TO_SMEM, Path.TMA_STORE):
+            landing = landing if path == TO_SMEM else Landing(sm.read_out(now, size, left))
             warp.open_until = warp.open_until.with_(landing)
         elif path == LOAD:
             warp.loads[row[ARG]] = warp.loads[row[ARG]].with_(landing)

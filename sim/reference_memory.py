@@ -102,11 +102,12 @@ class ChipMemory:
             i = int(self.l2.tiles[i, NEWER])
 
     def request(
-        self, tick: int, sm: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], port: int
+        self, tick: int, sm: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], left: int
     ) -> Landing:
-        """How a request at ``tick`` for ``size`` bytes of the tensor's ``block`` lands; ``used``, ``port``: of the SM's own."""
+        """How a request at ``tick`` for ``size`` bytes of the tensor's ``block`` lands; ``used``: of the SM's ports, its own
+        port to L2 has served it at ``left``."""
         self.serve(tick)
-        landing = Landing(port, self.queue(CHIP_RATE, sm, size))
+        landing = Landing(left + int(self.latency[L2_LATENCY]), self.queue(CHIP_RATE, sm, size))
         if tensor < 0:
             return landing
         number = int(self.l2.numbers[tensor])
@@ -174,4 +175,3 @@ class ChipMemory:
         for older, newer in zip(order, order[1:], strict=False):
             rows[older][NEWER], rows[newer][OLDER] = newer, older
         return rows
-

@@ -35,6 +35,8 @@ from .engine import (
     STALL_PORT,
     STALL_PRODUCT,
     STALL_SCOREBOARD,
+    STORE,
+    STORE_RATE,
     Job,
 )
 from .reference_memory import Landing
@@ -111,7 +113,7 @@ class Sm:
         self.missed = [0] * max(1, len(job.miss_ppm))
         self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
         self.multicast, self.blocks, self.block_bytes = job.multicast.tolist(), job.blocks.tolist(), job.block_bytes.tolist()
-        self.tensor_free = 0
+        self.tensor_free = self.store_free = 0
 
     def queue(self, port: int, tick: int, cost: int) -> int:
         self.free[port] = max(tick, self.free[port]) + cost
@@ -119,8 +121,8 @@ class Sm:
         return self.free[port]
 
     def l2(self, tick: int, size: int) -> int:
-        """When ``size`` bytes asked for at ``tick`` have come through the SM's own port."""
-        return self.queue(L2_PORT, tick, size * self.rate[L2_RATE][0] // self.rate[L2_RATE][1]) + int(self.latency[L2_LATENCY])
+        """When the SM's own port has served ``size`` bytes asked for at ``tick``."""
+        return self.queue(L2_PORT, tick, size * self.rate[L2_RATE][0] // self.rate[L2_RATE][1])
 
     def asked(self, tensor: int, block: int, size: int) -> int:
         """What is asked for of a block, of which ``size`` bytes are moved: the last ends with its tensor, CTAs may share it."""
@@ -131,10 +133,16 @@ class Sm:
             size = size * self.block_bytes[first + block] // self.block_bytes[first] if 0 <= block < blocks else 0
         return int(size // self.multicast[tensor])
 
-    def memory(self, tick: int, size: int, tensor: int) -> int:
-        """When ``size`` bytes asked for at ``tick`` arrive; L2 misses are spread evenly over a tensor's requests."""
+    def read_out(self, tick: int, size: int, left: int) -> int:
+        """When a bulk store of ``size`` bytes at ``tick``, which the port has served at ``left``, is over for its warp."""
+        self.store_free = max(tick, self.store_free) + size * self.rate[STORE_RATE][0] // self.rate[STORE_RATE][1]
+        return int(max(left, self.store_free) + self.latency[STORE])
+
+    def memory(self, tick: int, size: int, tensor: int, left: int) -> int:
+        """When ``size`` bytes asked for at ``tick`` arrive that the port has served at ``left``; L2 misses are spread evenly
+        over a tensor's requests."""
         rate, latency = self.rate, self.latency
-        done = self.l2(tick, size)
+        done = left + int(latency[L2_LATENCY])
         if tensor >= 0:
             self.missed[tensor] += self.miss_ppm[tensor]
             if self.missed[tensor] >= MILLION:

@@ -142,13 +142,16 @@ def test_where_scopes_do_not_agree_the_result_says_so(
 
 
 def test_131_132_and_133_ctas() -> None:
-    """One CTA more than SMs needs a second wave, in which 131 SMs are idle; one less leaves one idle. The result says so."""
+    """One CTA more than SMs needs a second wave, in which 131 SMs are idle; one less leaves one idle. The result says so.
+
+    The second wave takes what the first does but for the launch and its start (H200: 83,400 cycles after 92,300).
+    """
     chips = {}
     for ctas in (131, 132, 133):
         _, chips[ctas] = scopes("fa3", heads_q=ctas, heads_kv=1, seqlen_q=128, seqlen_kv=4096, head_dim=128)
         assert len(chips[ctas].launches[0].run.ctas) == ctas
     assert chips[131].cycles == pytest.approx(chips[132].cycles, rel=0.02)
-    assert chips[133].cycles > 1.9 * chips[132].cycles
+    assert 1.85 * chips[132].cycles < chips[133].cycles < 1.95 * chips[132].cycles
     assert any("133 CTAs, 1.01 waves" in note and note.startswith("tail: SMs have ended 4") for note in chips[133].notes)
     assert not any(note.startswith("tail") for note in (*chips[131].notes, *chips[132].notes))
 

@@ -99,7 +99,7 @@ def test_a_memo_belongs_to_one_machine() -> None:
     job = job_of("fa2")
     forget()
     fast_engine.run(job)
-    fast_engine.run(replace(job, rate=job.rate * np.array([[2, 1], [2, 1], [2, 1]])))
+    fast_engine.run(replace(job, rate=job.rate * np.array([2, 1])))
     assert len(fast_engine._memos) == 1
     assert counts()[KEEPS]
     assert counts()[LEAVES] > 0

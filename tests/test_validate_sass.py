@@ -120,3 +120,27 @@ def test_what_cannot_be_read_is_said() -> None:
         sass.parse(NESTED + LABELLED)
     with pytest.raises(ValueError, match=r"^BRA goes to \.L_x_1, which the text lacks: pass the whole kernel$"):
         sass.parse(LABELLED.replace(".L_x_1:", ""))
+
+
+STARTED = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                    /* 0x00000a00ff017b82 */
+                                                                             /* 0x000fe20000000800 */
+        /*0010*/                   ULDC.64 UR4, c[0x0][0x208] ;              /* 0x0000820000047ab9 */
+                                                                             /* 0x000fe40000000a00 */
+        /*0020*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;         /* 0x00000018000079c8 */
+                                                                             /* 0x000fe20000000800 */
+        /*0030*/                   ULDC UR6, c[0x0][0x230] ;                 /* 0x00008c0000067ab9 */
+                                                                             /* 0x000fca0000000800 */
+        /*0040*/                   ULDC UR7, c[0x0][0x240] ;                 /* 0x00008c0000067ab9 */
+                                                                             /* 0x000fca0000000800 */
+        /*0050*/                   UTMALDG.4D [UR8], [UR12] ;                /* 0x00000000080075b4 */
+                                                                             /* 0x0001e20008011000 */
+"""
+
+
+def test_what_runs_before_the_first_load_has_its_stalls_and_the_lines_of_arguments_that_it_reads_first() -> None:
+    assert sass.start(STARTED, before="USETMAXREG") == {"instructions": 2, "stall_cycles": 3, "argument_lines": 2}
+    then = sass.start(STARTED, after="USETMAXREG", before="UTMALDG")
+    assert then == {"instructions": 3, "stall_cycles": 11, "argument_lines": 1}  # 0x230 lies in a line that is read already
+    with pytest.raises(ValueError, match="the kernel has no LDGDEPBAR; give an opcode that it has"):
+        sass.start(STARTED, before="LDGDEPBAR")

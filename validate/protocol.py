@@ -49,7 +49,8 @@ def repeats_in(cells: Mapping[str, str]) -> int:
 
 
 def flush_in(cells: Mapping[str, str]) -> int:
-    """Bytes that the benchmark of a row wrote to HBM before each launch; its note names do_bench, or nothing is known."""
+    """Bytes that the benchmark of a row wrote to HBM before each launch, which it then timed by events around it; its note names
+    do_bench, or nothing is known: a profiler's cycles and a loop's time are those of a launch in a stream without gaps."""
     return DO_BENCH_FLUSH if "do_bench" in (cells.get("note") or "") else 0
 
 

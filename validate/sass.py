@@ -141,6 +141,34 @@ def spill_bytes(instructions: Iterable[Instruction]) -> int:
     return sum(WARP_REGISTER_BYTES * {"64": 2, "128": 4}.get(width, 1) for width in stores)
 
 
+_WORDS = re.compile(r";\s*/\* 0x[0-9a-f]{16} \*/\s*/\* 0x([0-9a-f]{16}) \*/")
+_ARGUMENT = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
+ARGUMENT_LINE_BYTES = 64
+
+
+def start(text: str, *, before: str, after: str = "") -> dict[str, int]:
+    """What the binary runs, in the order of addresses, up to the first opcode ``before``, from the first opcode ``after`` on: the
+    warp's ``instructions``, their ``stall_cycles`` (bits 41 to 44 of an instruction's second word) and the ``argument_lines`` of
+    c[0x0] that none before has read. ``text``: of one kernel, with its encoding, as ``cuobjdump -sass`` prints it.
+
+    Raises ValueError where the kernel has no such opcode.
+    """
+    read: set[int] = set()
+    counts, counting = {"instructions": 0, "stall_cycles": 0, "argument_lines": 0}, not after
+    stalls = [int(word, 16) >> 41 & 0xF for word in _WORDS.findall(text)]
+    for instruction, stall in zip(parse(text), stalls, strict=True):
+        counting = counting or instruction.opcode.startswith(after)
+        if counting and instruction.opcode.startswith(before):
+            return counts
+        lines = {int(at, 16) // ARGUMENT_LINE_BYTES for at in _ARGUMENT.findall(instruction.operands)} - read
+        read |= lines
+        if counting:
+            counts["instructions"] += 1
+            counts["stall_cycles"] += stall
+            counts["argument_lines"] += len(lines)
+    raise ValueError(f"the kernel has no {before}{' after ' + after if after else ''}; give an opcode that it has")
+
+
 def loops(instructions: Sequence[Instruction]) -> tuple[Loop, ...]:
     """The loops of a kernel by address of their headers; a branch to itself after the kernel's end is none."""
     blocks = _blocks(instructions)

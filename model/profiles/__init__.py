@@ -54,6 +54,16 @@ def origin(label: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a warp of a binary runs before its first load: instructions, the sum of their stall counts, and how many 64-byte lines
+    of the kernel's arguments they read."""
+
+    instructions: int
+    stall_cycles: int
+    argument_lines: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoopCounts:
     """What a compiled loop issues per warp and K/V block but for products, in its three ``parts`` (:mod:`..placement`): by
     counter (fma, alu, xu, lsu, other), registers spilled (``stl``, ``ldl``) and stall cycles. ``registers`` per thread;
@@ -64,6 +74,7 @@ class LoopCounts:
     parts: tuple[Mapping[str, float], ...]
     local_bytes: int = 0
     frame_bytes: int = 0
+    start: Start | None = None
 
 
 @cache
@@ -86,6 +97,7 @@ def loop_counts(
                 parts=_parts(row),
                 local_bytes=32 * frame or row.get("spill_once_bytes", 0) + row["spill_bytes"],
                 frame_bytes=frame,
+                start=Start(**row["start"]) if "start" in row else None,
             )
     return None
 

@@ -18,10 +18,10 @@ import numpy as np
 from ..attention import Attention
 from ..gpu import GPU
 from ..placement import Parts
-from ..profiles import TYPICAL, USUAL, LoopCounts, Usual, loop_counts
-from ..program import Index, Program
+from ..profiles import TYPICAL, USUAL, LoopCounts, Start, Usual, loop_counts
+from ..program import Index, Program, Tiles
 from ..schedule import Builder
-from ..tiling import Footprint
+from ..tiling import Footprint, occupancy
 from .fa2_tiles import MOST_REGISTERS, Demand, FA2Tile, demand, grid, l1_holds, tile
 from .grid import head_grid, qkv_tensors
 
@@ -75,7 +75,9 @@ class FA2:
         cta = Footprint(name=NAME, warps=t.warps, registers=registers, smem_bytes=b.smem_bytes)
         far = frame > 0 and not l1_holds(gpu, cta, frame)
         program = _kernel(replace(self, registers=None), gpu.architecture, attention, far)
-        return (replace(program, roles=tuple(replace(role, registers=registers) for role in program.roles)),)
+        program = replace(program, roles=tuple(replace(role, registers=registers) for role in program.roles))
+        first = int(gpu.sm.count) * occupancy(gpu, program).ctas_per_sm
+        return (replace(program, tiles=_with_waves(program.tiles, first=first)),)
 
 
 @lru_cache(maxsize=8)  # neighbours of a sweep
@@ -86,13 +88,15 @@ def _kernel(schedule: FA2, architecture: str, attention: Attention, far: bool) -
     b = Builder(name=NAME, warps=t.warps, registers=MOST_REGISTERS)
     _buffers(b, t, attention.dtype_bytes)
     step = _Step(b, t, schedule, profile, needs, far=far)
+    if profile and profile.start:
+        start(b, profile.start)
     if schedule.sequence_parallel:
         _q_block(step)
     else:
         _head(step, attention)
     return b.build(
         tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
-        tiles=(grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
+        tiles=_with_waves((grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv)),
         profile=profile.label if profile else TYPICAL[BUILDS[schedule.build]] if schedule.counts == "binary" else "ideal",
         local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
     )
@@ -105,6 +109,21 @@ def _binary(schedule: FA2, architecture: str, t: FA2Tile) -> tuple[LoopCounts | 
     if t.split_k or not schedule.deferred_divide:
         return None, demand(t)
     return loop_counts("fa2", architecture, t.head_dim, t.block_q, t.block_kv, t.warps, schedule.build), demand(t)
+
+
+def _with_waves(tiles: Tiles, first: int = 0) -> Tiles:
+    """Tiles with the argument ``later``: 0 for those of the ``first`` CTAs, which start together, 1 for the others."""
+    later = (np.arange(len(tiles)) >= first).astype(np.int64)
+    known = "later" in tiles.names
+    kept = tiles.values[:, :-1] if known else tiles.values
+    return Tiles(names=tiles.names if known else (*tiles.names, "later"), values=np.column_stack((kept, later)))
+
+
+def start(b: Builder, counts: Start) -> None:
+    """What a CTA does before its first load. The SM has read the kernel's arguments already where a CTA takes another's place."""
+    for when, lines in ((Index(arg="later", arg_coef=-1), counts.argument_lines), (Index(arg="later", const=-1), 0)):
+        with b.when(when):
+            b.op("start_code", instructions=counts.instructions, stall_cycles=counts.stall_cycles, argument_lines=lines)
 
 
 def _buffers(b: Builder, t: FA2Tile, e: int) -> None:

@@ -63,10 +63,10 @@ class FA3:
         _buffers(b, t, self.stages)
         if t.specialized:
             with b.role("producer", warps=1, registers=t.producer_registers):
-                producer(b, t, self.stages)
+                producer(b, t, self.stages, profile)
         if t.fp8:
             with b.role("transpose", warps=WARPS, registers=t.producer_registers):
-                transpose(b, t)
+                transpose(b, t, profile)
         for w in range(t.groups):
             with b.role(f"consumer{w}", warps=WARPS, registers=t.consumer_registers):
                 (FirstConsumer if t.build else Consumer)(b, t, self, w, profile).write()

@@ -45,7 +45,7 @@ class Consumer:
 
     def write(self) -> None:
         b, w = self.b, self.w
-        start(b, self.t)
+        start(b, self.t, self.profile, "start")
         self._begin_turns()
         b.op("tile")
         b.op("zero", writes=f"O{w}", shape=(self.t.block_q // self.t.groups, self.t.head_dim))
@@ -273,7 +273,9 @@ class Consumer:
                 b.op("stmatrix", writes=f"Vs.O{w}", reads=f"Oout{w}")
                 b.op("fence_async")
                 b.op("named_sync", barrier="epilogue")
-                b.op("tma_store", writes="O", reads=f"Vs.O{w}", index=rows(self.t, w), wait="read")
+                for each in range(self.t.groups) if w == self.t.groups - 1 else ():  # one warpgroup stores for all, and waits
+                    last = {"wait": "read"} if each == w else {}
+                    b.op("tma_store", writes="O", reads=f"Vs.O{each}", index=rows(self.t, each), **last)
             b.op("store", writes="LSE", reads=f"LSE{w}", index=rows(self.t, w), clipped=True)
         with b.when(Index(arg="n_blocks", arg_coef=-1)):  # no keys: no load to order O's way through V's buffer against
             b.op("store", writes="O", reads=f"Oout{w}", index=rows(self.t, w), clipped=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..program import Index
@@ -9,10 +10,14 @@ from ..schedule import Builder
 from .fa3_tiles import FA3Tile
 
 
-def start(b: Builder, t: FA3Tile) -> None:
-    """In a cluster no CTA may signal another before that one's barriers are initialised."""
-    if t.cluster > 1:
-        b.op("cluster_sync")
+def start(b: Builder, t: FA3Tile, profile: Mapping[str, Any] | None, *parts: str) -> None:
+    """What a warp does once, before its first tile: the ``parts`` of it that the binary has. In a cluster no CTA may signal
+    another before that one's barriers are initialised."""
+    for part in parts:
+        if profile and part in profile:
+            b.op("start_code", **profile[part])
+        if t.cluster > 1 and part == parts[0]:
+            b.op("cluster_sync")
 
 
 def shared(t: FA3Tile) -> dict[str, Any]:
@@ -30,12 +35,11 @@ def _load(b: Builder, t: FA3Tile, name: str, index: Index) -> None:
     b.op("advance", ring=ring)
 
 
-def producer(b: Builder, t: FA3Tile, stages: int) -> None:
+def producer(b: Builder, t: FA3Tile, stages: int, profile: Mapping[str, Any] | None) -> None:
     """K of the last block, Q, then K_j with V_(j+1), and V_0: the order in which consumers ask for them."""
     v = "Vt" if t.fp8 else "V"
-    if t.cluster > 1:
-        start(b, t)
-        b.op("tile")
+    start(b, t, profile, "start", "producer_start")
+    b.op("tile")
     with b.when(Index(arg="n_blocks", const=-1)):
         _load(b, t, "K", Index(arg="n_blocks", const=-1))
         b.op("mbarrier_wait", barrier="q_empty", ring="q", previous=True)
@@ -97,11 +101,10 @@ def _leave(b: Builder, t: FA3Tile, stages: int) -> None:
             b.op("mbarrier_wait", barrier="vt_empty", ring="vt", previous=True)
 
 
-def transpose(b: Builder, t: FA3Tile) -> None:
+def transpose(b: Builder, t: FA3Tile, profile: Mapping[str, Any] | None) -> None:
     """FP8: the tensor cores take V only with keys along rows, so the producer's warpgroup transposes each block."""
-    if t.cluster > 1:
-        start(b, t)
-        b.op("tile")
+    start(b, t, profile, "start")
+    b.op("tile")
     if t.build:
         with b.when(Index(arg="n_blocks", const=-1)):
             _o_stored(b, t)
