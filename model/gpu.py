@@ -176,11 +176,12 @@ class Beside(Section):
 
 class Async(Section):
     """Bulk copies and barriers: time a TMA load adds to an L2 or HBM access, issue of one copy, from an mbarrier's last
-    arrival to the waiting warp, and what a wait takes where the phase is over already."""
+    arrival to the waiting warp, the same where one of its lanes waits, and what a wait takes where the phase is over already."""
 
     tma_ns: Ns
     tma_issue_cycles: Cycles
     mbarrier_cycles: Cycles
+    mbarrier_lane_cycles: Cycles
     mbarrier_try_cycles: CyclesOrZero
 
 

@@ -14,7 +14,8 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
 * WAIT_SCOREBOARD, WAIT_GROUP, DEPEND resume the warp when what it waits for has arrived.
 * BARRIER and NAMED_ARRIVE count a warp in; the last of ``count`` releases those that wait, ``barrier`` ticks later.
 * MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
-  the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that.
+  the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that; one lane of
+  a warp (``arg`` = 1) that was not told at once LANE ticks later still.
 * A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``. It is
   not issued while ``product_queue`` others, whichever warp's, are not done. Of warps that wait with a product those go first
   whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for groups to be done. While a product runs, other bundles
@@ -90,7 +91,8 @@ STALLS = (
 #: Rows of ``Job.latency``.
 (
     SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA, PRODUCT,
-) = range(11)  # fmt: skip
+    LANE,
+) = range(12)  # fmt: skip
 
 #: Rows of ``Job.rate``: ticks per byte as (numerator, denominator), of one SM's port to L2, of HBM, and of the whole L2.
 L2_RATE, HBM_RATE, CHIP_RATE = range(3)
@@ -379,6 +381,7 @@ def _latencies(program: Program, gpu: GPU, clock_mhz: float) -> IntArray:
         gpu.async_.mbarrier_cycles if gpu.async_ else 0,
         gpu.async_.tma_ns * cycles_per_ns if gpu.async_ else 0,
         product_ticks(program, gpu) / TICKS_PER_CYCLE,
+        gpu.async_.mbarrier_lane_cycles - gpu.async_.mbarrier_cycles if gpu.async_ else 0,
     ]
     return np.array([ticks(v) for v in cycles], dtype=np.int64)
 

@@ -16,7 +16,7 @@ import numpy as np
 from . import compiled
 from . import fast_outside as outside
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, GROUPS, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, GROUPS, LANE, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
     SPILL, STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, Job, Run, deadlock,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
@@ -29,7 +29,7 @@ from .fast_lru import RESIDENT
 from .fast_machine import (
     ADVANCE, BARRIER, COMMIT, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MB_ARRIVE, MB_WAIT, MMA_COMMIT, MMA_WAIT, NAMED_ARRIVE, SKIP,
     TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD, WGMMA, arrive, choose, complete, due, hold, instance, issue, known,
-    mbarrier_wait, note, renew, share, soonest, stall,
+    late, mbarrier_wait, note, renew, share, soonest, stall,
 )  # fmt: skip
 from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
 from .fast_outside import CLOSE, CONTROL, LEAVE, REQUEST, SPILLED
@@ -38,7 +38,7 @@ from .fast_parts import control as follow
 # isort: on
 
 #: Latencies that a machine knows of; the others are those of L2 and HBM.
-MACHINE_LATENCIES = (SMEM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, REPLACE, LSU_QUEUE, MBARRIER, PRODUCT)
+MACHINE_LATENCIES = (SMEM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, REPLACE, LSU_QUEUE, MBARRIER, PRODUCT, LANE)
 RUNS = -1  # in place of a key: the SM has not stopped
 
 
@@ -83,7 +83,7 @@ def settle_mbarrier(plan: Any, own: Any, slot: Any, c: Any, t: Any) -> None:
     """End the phase of mbarrier ``c`` where nothing of it is still to come."""
     if own.barriers[c, PENDING] == 0 and own.barriers[c, BYTES_DUE] == 0:
         complete(
-            plan.outside_mbarrier, plan.latency[MBARRIER], plan.full_count[c % plan.instances], own.events, own.warps,
+            plan.code, plan.latency, plan.outside_mbarrier, plan.full_count[c % plan.instances], own.events, own.warps,
             own.barriers, own.counted, own.control, own.path, own.outside, plan.per_cta, slot, c, t,
         )  # fmt: skip
 
@@ -99,6 +99,7 @@ def order(plan: Any, own: Any, w: Any, t: Any, pc: Any) -> Any:
         if op == MB_WAIT:
             parity = (turn + code[pc, 2]) % 2
             until = mbarrier_wait(warps, own.barriers, control, own.path, own.outside, plan.outside_mbarrier, w, c, parity, t)
+            until += late(code, plan.latency, pc) if t < until < NEVER else 0
         else:
             own.barriers[c, PENDING] -= code[pc, 2]
             own.barriers[c, BYTES_DUE] += code[pc, 4]

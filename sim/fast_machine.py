@@ -13,8 +13,8 @@ from ..model.program import Opcode
 
 # isort: off
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT, PORT_BESIDE,
-    PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
+    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LANE, LSU_QUEUE, MBARRIER, PORT,
+    PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
@@ -196,12 +196,18 @@ def instance(mbarriers: Any, warps: Any, first: Any, w: Any, mbarrier: Any, ring
 
 
 @part
+def late(code: Any, latency: Any, pc: Any) -> Any:
+    """How much later than a whole warp the wait in this row hears that a phase is over."""
+    return latency[LANE] if code[pc, 3] == 1 else 0
+
+
+@part
 def complete(
-    plan_first: Any, wake: Any, count: Any, events: Any, warps: Any, barriers: Any, counted: Any, control: Any, path: Any,
-    outside: Any, per_cta: Any, slot: Any, c: Any, t: Any,
+    code: Any, latency: Any, plan_first: Any, count: Any, events: Any, warps: Any, barriers: Any, counted: Any, control: Any,
+    path: Any, outside: Any, per_cta: Any, slot: Any, c: Any, t: Any,
 ) -> None:  # fmt: skip
     """All arrivals and bytes of an mbarrier's phase are known: the phase ends, its waiters resume when it is over."""
-    parity, first = barriers[c, PHASE], slot * per_cta
+    parity, first, wake = barriers[c, PHASE], slot * per_cta, latency[MBARRIER]
     waits = False
     for w in range(first, first + per_cta):
         waits |= warps[w, WAITS_FOR] == 2 * c + parity
@@ -223,7 +229,7 @@ def complete(
         for w in range(first, first + per_cta):
             if warps[w, WAITS_FOR] == 2 * c + parity:
                 warps[w, WAITS_FOR] = -1
-                events[w] = max(over, t)
+                events[w] = max(over, t) + late(code, latency, warps[w, PC] - 1)
                 stall(counted, w - first, STALL_MBARRIER, events[w] - warps[w, SINCE])
                 warps[w, SINCE] = NEVER
 

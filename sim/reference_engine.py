@@ -16,36 +16,23 @@ import simpy
 from ..model.instructions import Path
 from ..model.program import Opcode
 from ..model.rows import ARG, BARRIER, BUNDLE, BYTES, COUNT, INDEX, JUMP, OPCODE, RING, TENSOR
+
+# isort: off
 from .engine import (
-    BARRIER_BASE,
-    BARRIER_PER_WARP,
-    DISPATCH,
-    LSU_QUEUE,
-    MBARRIER,
-    PRODUCT,
-    RECORD_COLUMNS,
-    REPLACE,
-    SMEM_LATENCY,
-    STALL_BARRIER,
-    STALL_LAUNCH,
-    STALL_MBARRIER,
-    STALL_SMEM,
-    STALLS,
-    TMA,
-    Job,
-    Run,
-    deadlock,
-)
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LANE, LSU_QUEUE, MBARRIER, PRODUCT, RECORD_COLUMNS, REPLACE, SMEM_LATENCY,
+    STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, STALL_SMEM, STALLS, TMA, Job, Run, deadlock,
+)  # fmt: skip
 from .reference_memory import ChipMemory
 from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Tile, Warp
 from .reference_parts import TENSOR as TENSOR_PIPE
+# isort: on
 
 Process = Generator[simpy.Event, Any, None]
 Waiting = list[tuple[Warp, simpy.Event]]
 ISSUE, EXIT, MMA_WAIT = int(Opcode.ISSUE), int(Opcode.EXIT), int(Opcode.MMA_WAIT)
 SHARED, LOAD, TO_SMEM, TMA_LOAD = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
 WGMMA, TCGEN05 = int(Path.WGMMA), int(Path.TCGEN05)
-PREVIOUS, AFTER_PRODUCTS = 1, 1  # MB_WAIT's count and MB_ARRIVE's arg
+PREVIOUS, ELECTED, AFTER_PRODUCTS = 1, 1, 1  # MB_WAIT's count and arg, MB_ARRIVE's arg
 
 
 class _Machine:
@@ -130,9 +117,9 @@ class _Machine:
 
     def release(self, waiting: Waiting, tick: int, reason: int) -> None:
         for warp, event in waiting:
-            warp.held = False
-            self.stall(warp, reason, tick - warp.since)
-            self.clock.fire(event, tick, warp.number)
+            late, warp.late, warp.held = warp.late, 0, False
+            self.stall(warp, reason, tick + late - warp.since)
+            self.clock.fire(event, tick + late, warp.number)
         waiting.clear()
 
     def book(self, mbarrier: Mbarrier, arrivals: int, size: int, at: int) -> None:
@@ -348,9 +335,12 @@ class _Cta:
     def mbarrier_wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
         mbarrier, turn = self.mbarrier(warp, row)
         parity = (turn + (row[COUNT] == PREVIOUS)) % 2
+        late = self.machine.latency[LANE] if row[ARG] == ELECTED else 0
         if mbarrier.phase % 2 == parity:
+            warp.late = late
             return self.machine.hold(warp, mbarrier.waiting)
-        return self.wait_until(warp, mbarrier.done_at[parity], STALL_MBARRIER)
+        over = mbarrier.done_at[parity]
+        return self.wait_until(warp, over + late if over > self.machine.clock.now else over, STALL_MBARRIER)
 
     def advance(self, warp: Warp, row: list[int]) -> None:
         warp.steps[row[RING]] += 1

@@ -146,6 +146,7 @@ class Warp:
         self.number, self.lane, self.sm, self.slot, self.rings = number, lane, sm, slot, rings
         self.ready = self.held = False  # waits for its bundle; waits at a barrier
         self.since = self.row_start = self.left = self.done_bytes = self.tile = self.blocker = 0
+        self.late = 0  # how much later than others it hears that what it waits for is over
         self.row: list[int] = []
         self.args: list[int] = []  # of the tile
         self.served: simpy.Event | None = None  # happens when the warp may go on after its bundle

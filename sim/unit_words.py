@@ -54,6 +54,7 @@ NUMBERS = {
     "beside.port_fma": "FMA issue slowed by a product", "beside.port_mufu": "MUFU issue slowed by a product",
     "beside.tensor_per_fma": "product held up by FMA issue", "async.tma_ns": "TMA on top of L2 or HBM",
     "async.tma_issue_cycles": "issue of a TMA copy", "async.mbarrier_cycles": "mbarrier's last arrival to waiter",
+    "async.mbarrier_lane_cycles": "mbarrier's last arrival to one lane",
     "async.mbarrier_try_cycles": "mbarrier's answer to a try",
     "tcgen05.cycles_per_column": "product, for each column", "tcgen05.batch_cycles": "start of a batch of products",
     "tcgen05.issue_cycles": "gap between products' issues", "tcgen05.latency_cycles": "product to waiter, A in SMEM",

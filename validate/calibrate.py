@@ -171,6 +171,9 @@ FEEDS: dict[str, Feed] = {
     "async.mbarrier_cycles": Feed(
         group="async", name="mbarrier_wake", warps=(2,), param="wait_lanes=32_other_smsp_first", unit="cycles", transform=_as_is
     ),
+    "async.mbarrier_lane_cycles": Feed(
+        group="async", name="mbarrier_wake", warps=(2,), param="wait_lanes=1_other_smsp_first", unit="cycles", transform=_as_is
+    ),
     "async.mbarrier_try_cycles": Feed(
         group="sync", name="mbarrier_wait_over", warps=(1,), param="", unit="cycles", transform=_as_is
     ),
