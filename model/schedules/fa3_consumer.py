@@ -102,7 +102,7 @@ class Consumer:
             self.b.op("branch")
 
     def _release(self, ring: str, barrier: str = "") -> None:
-        """Tell whoever loads that what the ring's stage held is not read any more (without a producer a barrier does so for Q)."""
+        """Tell whoever loads that what the ring's stage held is not read any more (Q, without a producer: a barrier does)."""
         if self.t.specialized or ring in ("k", "v"):
             to = {} if ring == "q" or (ring == "v" and self.t.fp8) else shared(self.t)
             self.b.op("mbarrier_arrive", barrier=barrier or f"{ring}_empty", ring=ring, **to)
