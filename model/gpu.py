@@ -165,13 +165,15 @@ class Wgmma(Section):
 
 class Beside(Section):
     """What a sub-partition's vector work costs while its tensor core runs a warpgroup product: cycles of the ALU and the MUFU
-    an instruction, port cycles of an FMA class and of a MUFU instruction, and what one of FMA class takes from the product."""
+    an instruction, port cycles of an FMA class and of a MUFU instruction, and what one of FMA class takes from the product;
+    bytes a cycle that the product leaves of the SM's SMEM port."""
 
     alu: Cycles
     mufu: Cycles
     port_fma: Cycles
     port_mufu: Cycles
     tensor_per_fma: Cycles
+    smem_bytes_per_clk: BytesPerClk
 
 
 class Async(Section):

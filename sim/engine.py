@@ -19,8 +19,8 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
 * A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``. It is
   not issued while ``product_queue`` others, whichever warp's, are not done. Of warps that wait with a product those go first
   whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for groups to be done. While a product runs, other bundles
-  of that sub-partition cost what the ``beside`` columns say, and those of FMA class hold up by ``delay`` all products that
-  are not done.
+  of that sub-partition cost what the ``beside`` columns say, at the shared-memory port too, and those of FMA class hold up by
+  ``delay`` all products that are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
 * With a shared L2 each request also queues for the whole L2, and a read waits until its tile has been filled. The first request
@@ -52,12 +52,12 @@ TICKS_PER_CYCLE = 100
 #: are written through to L2.
 BUNDLE_COLUMNS = (
     "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
-    "spill",
+    "spill", "smem_beside",
 )  # fmt: skip
 PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
 PORT_BESIDE, GAP_BESIDE, FIRST_BESIDE = (FIRST_PIPE + len(PIPES) + i for i in range(3))
 DELAY = FIRST_BESIDE + len(PIPES)
-SPILL = DELAY + 1
+SPILL, SMEM_BESIDE = DELAY + 1, DELAY + 2
 TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
@@ -222,6 +222,8 @@ def _prices(names: tuple[str, ...], gpu: GPU) -> IntArray:
     prices = np.array([_vector(kind, gpu) if not kind.columns else _zeros() for kind in kinds]).reshape(-1, len(BUNDLE_COLUMNS))
     prices[:, SMEM] = [ticks(kind.smem_bytes / gpu.smem.bytes_per_clk) for kind in kinds]
     prices[:, SPILL] = [kind.spill_bytes for kind in kinds]
+    left = gpu.beside.smem_bytes_per_clk if gpu.beside else gpu.smem.bytes_per_clk
+    prices[:, SMEM_BESIDE] = [ticks(kind.smem_bytes / left) for kind in kinds]
     prices.setflags(write=False)
     return prices
 

@@ -14,7 +14,7 @@ from ..model.program import Opcode
 # isort: off
 from .engine import (
     BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LANE, LSU_QUEUE, MBARRIER, PORT,
-    PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
+    PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_BESIDE, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
@@ -165,11 +165,12 @@ def hold(bundles: Any, warps: Any, quarters: Any, counted: Any, w: Any, kind: An
 
 @part
 def share(
-    bundles: Any, latency: Any, warps: Any, shared: Any, counted: Any, lane: Any, w: Any, kind: Any, board: Any, t: Any,
-    resume: Any,
+    bundles: Any, latency: Any, warps: Any, quarters: Any, shared: Any, counted: Any, lane: Any, w: Any, kind: Any, board: Any,
+    t: Any, resume: Any,
 ) -> Any:  # fmt: skip
     """A bundle queues at the SM's tensor cores or its SMEM port; returns when its warp may go on."""
-    path, smem = bundles[kind, BUNDLE_PATH], bundles[kind, SMEM]
+    path = bundles[kind, BUNDLE_PATH]
+    smem = bundles[kind, SMEM_BESIDE if path < WGMMA and quarters[w % QUARTERS, PRODUCT_RUNS] > t else SMEM]
     if path == TCGEN05:
         shared[TENSOR_FREE] = max(t, shared[TENSOR_FREE]) + bundles[kind, RESULT]
         for quarter in range(QUARTERS):

@@ -143,7 +143,7 @@ class _Machine:
         if bundle.path in (WGMMA, TCGEN05):
             self.multiply(warp, bundle, quarter)
         elif bundle.smem:
-            resume = self.share(warp, bundle, resume)
+            resume = self.share(warp, bundle, resume, quarter.product_until > now)
         if bundle.spill:
             self.sms[warp.sm].l2(now, bundle.spill)
             if self.chip is not None:
@@ -170,9 +170,9 @@ class _Machine:
                 each.busy[TENSOR_PIPE] += bundle.result
         warp.product_until = max(warp.product_until, done)
 
-    def share(self, warp: Warp, bundle: Bundle, resume: int) -> int:
+    def share(self, warp: Warp, bundle: Bundle, resume: int, beside: bool) -> int:
         """Queue at the SMEM port; when the warp may go on, which a full queue delays."""
-        drained = self.sms[warp.sm].queue(SMEM_PORT, self.clock.now, bundle.smem)
+        drained = self.sms[warp.sm].queue(SMEM_PORT, self.clock.now, bundle.smem_beside if beside else bundle.smem)
         if bundle.path != SHARED:
             return resume
         board = warp.row[ARG]

@@ -29,6 +29,7 @@ from .engine import (
     RESULT,
     SCOREBOARDS,
     SMEM,
+    SMEM_BESIDE,
     SPILL,
     STALL_GROUP,
     STALL_LATENCY,
@@ -91,6 +92,7 @@ class Bundle:
     smem: int
     delay: int
     spill: int
+    smem_beside: int
 
     @staticmethod
     def of(row: list[int]) -> Bundle:
@@ -99,7 +101,7 @@ class Bundle:
 
         alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
         beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
-        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL])
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[SMEM_BESIDE])
 
 
 class Sm:

@@ -52,7 +52,7 @@ NUMBERS = {
     "wgmma.pj_per_column_fp8": "energy of an FP8 product",
     "beside.alu": "ALU slowed by a product", "beside.mufu": "exponentials slowed by a product",
     "beside.port_fma": "FMA issue slowed by a product", "beside.port_mufu": "MUFU issue slowed by a product",
-    "beside.tensor_per_fma": "product held up by FMA issue", "async.tma_ns": "TMA on top of L2 or HBM",
+    "beside.tensor_per_fma": "product held up by FMA issue", "beside.smem_bytes_per_clk": "SMEM port beside a product", "async.tma_ns": "TMA on top of L2 or HBM",
     "async.tma_issue_cycles": "issue of a TMA copy", "async.mbarrier_cycles": "mbarrier's last arrival to waiter",
     "async.mbarrier_lane_cycles": "mbarrier's last arrival to one lane",
     "async.mbarrier_try_cycles": "mbarrier's answer to a try",
