@@ -99,12 +99,14 @@ class Costs(Section):
 
 
 class Latency(Section):
-    """Cycles: shared-memory load to use, barrier (base + per warp), and how far a warp may run ahead of the SMEM port."""
+    """Cycles: shared-memory load to use, barrier (base + per warp), how far a warp may run ahead of the SMEM port, and from a
+    taken branch to the instruction at its target."""
 
     lds: Cycles
     barrier_base: Cycles
     barrier_per_warp: CyclesOrZero
     lsu_queue: Cycles
+    branch: Cycles
 
 
 class Smem(Section):

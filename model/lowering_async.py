@@ -127,6 +127,11 @@ def stmatrix(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: 
         emit.issue("stsm", max(1, -(-size // WARP_VECTOR_BYTES)))
 
 
+def loop_back(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """A loop's taken branch: it is among the instructions counted in the binary, what its target takes to come is not."""
+    emit.issue("refetch", 1)
+
+
 def control(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     """setmaxnreg, proxy fences: one instruction; what they order is checked by ``sim.hazards``."""
     emit.issue("control", 1)

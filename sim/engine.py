@@ -235,8 +235,8 @@ def _zeros() -> IntArray:
 def _vector(kind: Instruction, gpu: GPU) -> IntArray:
     """What one instruction costs, columns BUNDLE_COLUMNS but for SMEM and path. All but the result adds up."""
     row = _zeros()
-    if kind.name in ("stall", "fmul_off"):
-        row[GAP] = ticks(1)
+    if kind.name in ("stall", "fmul_off", "refetch"):
+        row[GAP] = ticks(gpu.latency.branch if kind.name == "refetch" else 1)
         return row
     pipe = PIPES.index(kind.pipe)
     port, held, gap, row[RESULT] = _costs(kind, gpu)

@@ -182,7 +182,7 @@ def serve(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any) -> None:
     warps[w, SINCE] = NEVER
     goes_on = hold(bundles, warps, own.quarters, own.counted, w, kind, t)
     if bundles[kind, SMEM] > 0 or path == TCGEN05:
-        goes_on = share(bundles, plan.latency, warps, own.quarters, own.shared, own.counted, lane, w, kind, code[pc, 3], t, goes_on)
+        goes_on = share(plan, own, lane, w, kind, code[pc, 3], t, goes_on)
     if bundles[kind, SPILL] > 0:
         if not known(control):
             outside.spill(plan, state, sm, t, bundles[kind, SPILL])

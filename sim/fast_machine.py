@@ -164,13 +164,11 @@ def hold(bundles: Any, warps: Any, quarters: Any, counted: Any, w: Any, kind: An
 
 
 @part
-def share(
-    bundles: Any, latency: Any, warps: Any, quarters: Any, shared: Any, counted: Any, lane: Any, w: Any, kind: Any, board: Any,
-    t: Any, resume: Any,
-) -> Any:  # fmt: skip
+def share(plan: Any, own: Any, lane: Any, w: Any, kind: Any, board: Any, t: Any, resume: Any) -> Any:
     """A bundle queues at the SM's tensor cores or its SMEM port; returns when its warp may go on."""
-    path = bundles[kind, BUNDLE_PATH]
-    smem = bundles[kind, SMEM_BESIDE if path < WGMMA and quarters[w % QUARTERS, PRODUCT_RUNS] > t else SMEM]
+    bundles, latency, warps = plan.bundles, plan.latency, own.warps
+    quarters, shared, counted = own.quarters, own.shared, own.counted
+    path, smem = bundles[kind, BUNDLE_PATH], bundles[kind, SMEM]
     if path == TCGEN05:
         shared[TENSOR_FREE] = max(t, shared[TENSOR_FREE]) + bundles[kind, RESULT]
         for quarter in range(QUARTERS):
@@ -178,7 +176,8 @@ def share(
         warps[w, PRODUCT_UNTIL] = max(warps[w, PRODUCT_UNTIL], shared[TENSOR_FREE] + latency[PRODUCT])
     counted[USED_SMEM] += smem
     if smem > 0 and path not in (WGMMA, TCGEN05):
-        shared[SMEM_FREE] = max(t, shared[SMEM_FREE]) + smem
+        beside = quarters[w % QUARTERS, PRODUCT_RUNS] > t
+        shared[SMEM_FREE] = max(t, shared[SMEM_FREE]) + (bundles[kind, SMEM_BESIDE] if beside else smem)
         if path == SHARED:
             if board >= 0:
                 warps[w, BOARD + board] = max(warps[w, BOARD + board], shared[SMEM_FREE] + latency[SMEM_LATENCY])

@@ -100,6 +100,7 @@ _ROWS: dict[str, Effect] = {
     "advance": Effect(step="advance"),
     "tile": Effect(),
     "branch": Effect(),
+    "loop_back": Effect(),
     "setmaxnreg": Effect(),
     "cluster_sync": Effect(step="sync"),
 }

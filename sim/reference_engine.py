@@ -172,7 +172,9 @@ class _Machine:
 
     def share(self, warp: Warp, bundle: Bundle, resume: int, beside: bool) -> int:
         """Queue at the SMEM port; when the warp may go on, which a full queue delays."""
-        drained = self.sms[warp.sm].queue(SMEM_PORT, self.clock.now, bundle.smem_beside if beside else bundle.smem)
+        sm, late = self.sms[warp.sm], bundle.smem_beside - bundle.smem if beside else 0
+        drained = sm.queue(SMEM_PORT, self.clock.now, bundle.smem + late)
+        sm.used[SMEM_PORT] -= late  # the products' own reads, which count as theirs
         if bundle.path != SHARED:
             return resume
         board = warp.row[ARG]

@@ -62,6 +62,7 @@ class Consumer:
                 stall_cycles = counts.get("stall_cycles") if counts else None
                 with b.loop("i", Index(arg=trips), counts=counts, stall_cycles=stall_cycles):
                     self._block(j, masked=phase == "masked", phased=counts is None)
+                    b.op("loop_back")
             self._last()
         self._epilogue()
         if self.t.specialized and self.t.o_told == "end":
