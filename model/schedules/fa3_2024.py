@@ -65,7 +65,8 @@ class FirstConsumer(Consumer):
                 self._own_pv(False, turn=False)
         elif not self.overlap:
             self._own_pv(False, turn=False)
-        self.loads.go_on(LAST_BLOCK, v=not self.overlap)
+        if self.overlap:
+            self.loads.go_on(LAST_BLOCK, v=False)
 
     def _powers(self, share: tuple[float, float]) -> None:
         with self.b.interleaved():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,7 +176,8 @@ class Consumer:
         if not self.overlap:
             self._own_pv(False, turn=not self.t.scores_in_turn)
             self._turn(False, on=self.t.scores_in_turn and self.t.pv_in_turn)
-        self.loads.go_on(LAST_BLOCK, v=not self.overlap)
+        if self.overlap:
+            self.loads.go_on(LAST_BLOCK, v=False)
 
     def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
         """One K/V block: Q K^T of block j, and P V of block j + 1 beside its softmax."""
@@ -225,10 +227,10 @@ class Consumer:
                 if self.with_max:
                     self._exponentials((0.0, self.with_max))
             self._next_turn(phased, on=self.t.scores_in_turn)
+            self.loads.go_on(replace(j, const=j.const + 1))  # not before the turn is given on: the other P V needs it
             with self._phase(parts[1], on=phased):
                 self._finish((self.with_max, 1.0))
         self._own_pv(phased, turn=self.t.pv_in_turn)
-        self.loads.go_on(j)
 
     def _own_pv(self, phased: bool, turn: bool) -> None:
         with self._phase("v_wait", on=phased):

@@ -49,7 +49,7 @@ class OwnLoads:
             self._brings("V", replace(LAST_BLOCK, const=-1 - i))
 
     def go_on(self, j: Index, *, k: bool = True, v: bool = True) -> None:
-        """At the end of block ``j``'s iteration: into the stages that its Q K^T and its P V have left."""
+        """After block ``j``'s iteration: into the stages that its Q K^T and its P V have left."""
         if self.on and k:
             self._brings("K", replace(j, const=j.const - self.stages))
         if self.on and v:
