@@ -99,14 +99,16 @@ class Costs(Section):
 
 
 class Latency(Section):
-    """Cycles: shared-memory load to use, barrier (base + per warp), how far a warp may run ahead of the SMEM port, and what the
-    first read of a 64-byte line of a kernel's arguments (constant memory) takes."""
+    """Cycles: shared-memory load to use, barrier (base + per warp), how far a warp may run ahead of the SMEM port, what the first
+    read of a 64-byte line of a kernel's arguments (constant memory) takes, and from a taken branch to the instruction at its
+    target."""
 
     lds: Cycles
     barrier_base: Cycles
     barrier_per_warp: CyclesOrZero
     lsu_queue: Cycles
     argument_line_cycles: Cycles
+    branch: Cycles
 
 
 class Smem(Section):
@@ -168,19 +170,21 @@ class Wgmma(Section):
 
 class Beside(Section):
     """What a sub-partition's vector work costs while its tensor core runs a warpgroup product: cycles of the ALU and the MUFU
-    an instruction, port cycles of an FMA class and of a MUFU instruction, and what one of FMA class takes from the product."""
+    an instruction, port cycles of an FMA class and of a MUFU instruction, and what one of FMA class takes from the product;
+    bytes a cycle that the product leaves of the SM's SMEM port."""
 
     alu: Cycles
     mufu: Cycles
     port_fma: Cycles
     port_mufu: Cycles
     tensor_per_fma: Cycles
+    smem_bytes_per_clk: BytesPerClk
 
 
 class Async(Section):
     """Bulk copies and barriers: time a TMA load adds to an L2 or HBM access, issue of one copy, how fast a store reads shared
     memory (one SM's, all SMs' together) and what it takes beside that until its warp goes on, from an mbarrier's last arrival to
-    the waiting warp, and what a wait takes where the phase is over already."""
+    the waiting warp, the same where one of its lanes waits, and what a wait takes where the phase is over already."""
 
     tma_ns: Ns
     tma_issue_cycles: Cycles
@@ -188,6 +192,7 @@ class Async(Section):
     store_bytes_per_clk_all: BytesPerClk
     store_cycles: Cycles
     mbarrier_cycles: Cycles
+    mbarrier_lane_cycles: Cycles
     mbarrier_try_cycles: CyclesOrZero
 
 

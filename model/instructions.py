@@ -126,6 +126,7 @@ _ROWS = (
     _row("sttm_x1", "tmem", "other", "STTM", cost="control", tmem=-128),
     _row("sttm_x8", "tmem", "other", "STTM.x8", cost="control", tmem=-1024),
     _row("tmem_alloc", "tmem", "other", "UTCATOMSWS.FIND_AND_SET", cost="control"),
+    _row("refetch", "control", "none", "the wait after a taken branch, until its target has been fetched", cost="control"),
     _row("stall", "control", "none", "a cycle in which the compiler's stall count holds the warp", cost="control"),
 )
 

@@ -69,12 +69,14 @@ def arrivals(s: Statement) -> int:
 
 
 def mbarrier_wait(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
-    """``previous``: the phase before the ring's own, which is how a producer waits for a stage to be empty.
+    """``previous``: the phase before the ring's own, which is how a producer waits for a stage to be empty; ``elected``: one lane
+    waits for its warp, and hears of it later.
 
     The answer that a phase is over takes its time too: the warp goes on with it, or when the phase ends.
     """
     emit.issue("try_wait", 1)
-    emit.order("mbarrier_wait", s.attrs["barrier"], s.attrs["ring"], count=int(bool(s.attrs.get("previous", False))))
+    previous, arg = int(bool(s.attrs.get("previous", False))), 1 if s.attrs.get("elected") else -1
+    emit.order("mbarrier_wait", s.attrs["barrier"], s.attrs["ring"], count=previous, arg=arg)
     emit.depend()
 
 
@@ -133,6 +135,11 @@ def stmatrix(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: 
         emit.issue("st16", size // 64)
     else:
         emit.issue("stsm", max(1, -(-size // WARP_VECTOR_BYTES)))
+
+
+def loop_back(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    """A loop's taken branch: it is among the instructions counted in the binary, what its target takes to come is not."""
+    emit.issue("refetch", 1)
 
 
 def control(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:

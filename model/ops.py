@@ -89,6 +89,7 @@ _ROWS = (
     _op("mma_wait", "-", lowering_async.product_group, meaning.nothing, "PTX wgmma.wait_group"),
     _op("stmatrix", "lsu, SMEM", lowering_async.stmatrix, meaning.copy, "PTX stmatrix.x4"),
     _op("fence_async", "-", lowering_async.control, meaning.nothing, "PTX fence.proxy.async"),
+    _op("loop_back", "-", lowering_async.loop_back, meaning.nothing, "SASS BRA: to a loop's begin"),
     _op("branch", "-", lowering_async.control, meaning.nothing, "SASS BRA: around what another warpgroup does for all"),
     _op("setmaxnreg", "-", lowering_async.control, meaning.nothing, "PTX setmaxnreg"),
     _op("cluster_sync", "-", lowering.silent, meaning.nothing, "PTX barrier.cluster.arrive and wait"),

@@ -39,7 +39,7 @@ class Opcode(IntEnum):
     NAMED_ARRIVE = 10  # named barrier `arg`: count as one of `count` warps, without waiting
     MB_ARRIVE = 11  # mbarrier `barrier` at its ring's stage: `count` arrivals, and `bytes` more to expect; with `arg` = 1 when
     # all products that the warp has issued so far are done (tcgen05.commit)
-    MB_WAIT = 12  # until the phase of mbarrier `barrier` that its ring names (`count` = 1: the one before) has completed
+    MB_WAIT = 12  # until the phase of mbarrier `barrier` that its ring is over (`count` = 1: the one before; `arg` = 1: a lane)
     ADVANCE = 13  # the warp's `ring` goes one stage on
     MMA_COMMIT = 14  # close the warp's open group of asynchronous products
     MMA_WAIT = 15  # until at most `arg` of the warp's product groups are unfinished

@@ -15,12 +15,13 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
 * WAIT_SCOREBOARD, WAIT_GROUP, DEPEND resume the warp when what it waits for has arrived.
 * BARRIER and NAMED_ARRIVE count a warp in; the last of ``count`` releases those that wait, ``barrier`` ticks later.
 * MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
-  the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that.
+  the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that; one lane of
+  a warp (``arg`` = 1) that was not told at once LANE ticks later still.
 * A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``. It is
   not issued while ``product_queue`` others, whichever warp's, are not done. Of warps that wait with a product those go first
   whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for groups to be done. While a product runs, other bundles
-  of that sub-partition cost what the ``beside`` columns say, and those of FMA class hold up by ``delay`` all products that
-  are not done.
+  of that sub-partition cost what the ``beside`` columns say, at the shared-memory port too, and those of FMA class hold up by
+  ``delay`` all products that are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
 * A request of a block that ends with its tensor moves what there is of it.
@@ -55,12 +56,12 @@ TICKS_PER_CYCLE = 100
 #: are written through to L2.
 BUNDLE_COLUMNS = (
     "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
-    "spill",
+    "spill", "smem_beside",
 )  # fmt: skip
 PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
 PORT_BESIDE, GAP_BESIDE, FIRST_BESIDE = (FIRST_PIPE + len(PIPES) + i for i in range(3))
 DELAY = FIRST_BESIDE + len(PIPES)
-SPILL = DELAY + 1
+SPILL, SMEM_BESIDE = DELAY + 1, DELAY + 2
 TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
@@ -69,23 +70,9 @@ LOOP_DEPTH = 4
 
 #: Why a warp waited, columns of ``Run.stalls``.
 STALLS = (
-    "fma",
-    "alu",
-    "mufu",
-    "tensor",
-    "lsu",
-    "control",
-    "tmem",
-    "port",
-    "smem",
-    "scoreboard",
-    "cp_async",
-    "barrier",
-    "launch",
-    "latency",
-    "mbarrier",
-    "product",
-)
+    "fma", "alu", "mufu", "tensor", "lsu", "control", "tmem", "port", "smem", "scoreboard", "cp_async", "barrier", "launch",
+    "latency", "mbarrier", "product",
+)  # fmt: skip
 (
     STALL_PORT, STALL_SMEM, STALL_SCOREBOARD, STALL_GROUP, STALL_BARRIER, STALL_LAUNCH, STALL_LATENCY, STALL_MBARRIER,
     STALL_PRODUCT,
@@ -94,8 +81,8 @@ STALLS = (
 #: Rows of ``Job.latency``.
 (
     SMEM_LATENCY, L2_LATENCY, HBM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, REPLACE, LSU_QUEUE, MBARRIER, TMA,
-    PRODUCT, STORE,
-) = range(12)  # fmt: skip
+    PRODUCT, STORE, LANE,
+) = range(13)  # fmt: skip
 
 #: Rows of ``Job.rate``: ticks per byte (numerator, denominator) of an SM's port to L2, HBM, the whole L2, reads for bulk stores.
 L2_RATE, HBM_RATE, CHIP_RATE, STORE_RATE = range(4)
@@ -228,6 +215,8 @@ def _prices(names: tuple[str, ...], gpu: GPU) -> IntArray:
     prices = np.array([_vector(kind, gpu) if not kind.columns else _zeros() for kind in kinds]).reshape(-1, len(BUNDLE_COLUMNS))
     prices[:, SMEM] = [ticks(kind.smem_bytes / gpu.smem.bytes_per_clk) for kind in kinds]
     prices[:, SPILL] = [kind.spill_bytes for kind in kinds]
+    left = gpu.beside.smem_bytes_per_clk if gpu.beside else gpu.smem.bytes_per_clk
+    prices[:, SMEM_BESIDE] = [ticks(kind.smem_bytes / left) for kind in kinds]
     prices.setflags(write=False)
     return prices
 
@@ -239,8 +228,8 @@ def _zeros() -> IntArray:
 def _vector(kind: Instruction, gpu: GPU) -> IntArray:
     """What one instruction costs, columns BUNDLE_COLUMNS but for SMEM and path. All but the result adds up."""
     row = _zeros()
-    if kind.name in ("stall", "fmul_off"):
-        row[GAP] = ticks(1)
+    if kind.name in ("stall", "fmul_off", "refetch"):
+        row[GAP] = ticks(gpu.latency.branch if kind.name == "refetch" else 1)
         return row
     pipe = PIPES.index(kind.pipe)
     port, held, gap, row[RESULT] = _costs(kind, gpu)
@@ -394,6 +383,7 @@ def _latencies(program: Program, gpu: GPU, clock_mhz: float) -> IntArray:
         gpu.async_.tma_ns * cycles_per_ns if gpu.async_ else 0,
         product_ticks(program, gpu) / TICKS_PER_CYCLE,
         gpu.async_.store_cycles if gpu.async_ else 0,
+        gpu.async_.mbarrier_lane_cycles - gpu.async_.mbarrier_cycles if gpu.async_ else 0,
     ]
     return np.array([ticks(v) for v in cycles], dtype=np.int64)
 

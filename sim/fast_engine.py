@@ -16,7 +16,7 @@ import numpy as np
 from . import compiled
 from . import fast_outside as outside
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LANE, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
     SPILL, STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, Job, Run, deadlock,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
@@ -37,7 +37,7 @@ from .fast_parts import control as follow
 # isort: on
 
 #: Latencies that a machine knows of; the others are those of L2 and HBM.
-MACHINE_LATENCIES = (SMEM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, REPLACE, LSU_QUEUE, MBARRIER, PRODUCT)
+MACHINE_LATENCIES = (SMEM_LATENCY, BARRIER_BASE, BARRIER_PER_WARP, REPLACE, LSU_QUEUE, MBARRIER, PRODUCT, LANE)
 RUNS = -1  # in place of a key: the SM has not stopped
 
 
@@ -141,7 +141,7 @@ def serve(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any) -> None:
     warps[w, SINCE] = NEVER
     goes_on = hold(bundles, warps, own.quarters, own.counted, w, kind, t)
     if bundles[kind, SMEM] > 0 or path == TCGEN05:
-        goes_on = share(bundles, plan.latency, warps, own.shared, own.counted, lane, w, kind, code[pc, 3], t, goes_on)
+        goes_on = share(plan, own, lane, w, kind, code[pc, 3], t, goes_on)
     if bundles[kind, SPILL] > 0:
         if not known(control):
             outside.spill(plan, state, sm, t, bundles[kind, SPILL])

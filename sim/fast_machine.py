@@ -13,8 +13,8 @@ from ..model.program import Opcode
 
 # isort: off
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, MBARRIER, PORT,
-    PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
+    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LANE, LSU_QUEUE, MBARRIER, PORT,
+    PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_BESIDE, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
@@ -167,11 +167,10 @@ def hold(bundles: Any, warps: Any, quarters: Any, counted: Any, w: Any, kind: An
 
 
 @part
-def share(
-    bundles: Any, latency: Any, warps: Any, shared: Any, counted: Any, lane: Any, w: Any, kind: Any, board: Any, t: Any,
-    resume: Any,
-) -> Any:  # fmt: skip
+def share(plan: Any, own: Any, lane: Any, w: Any, kind: Any, board: Any, t: Any, resume: Any) -> Any:
     """A bundle queues at the SM's tensor cores or its SMEM port; returns when its warp may go on."""
+    bundles, latency, warps = plan.bundles, plan.latency, own.warps
+    quarters, shared, counted = own.quarters, own.shared, own.counted
     path, smem = bundles[kind, BUNDLE_PATH], bundles[kind, SMEM]
     if path == TCGEN05:
         shared[TENSOR_FREE] = max(t, shared[TENSOR_FREE]) + bundles[kind, RESULT]
@@ -180,7 +179,8 @@ def share(
         warps[w, PRODUCT_UNTIL] = max(warps[w, PRODUCT_UNTIL], shared[TENSOR_FREE] + latency[PRODUCT])
     counted[USED_SMEM] += smem
     if smem > 0 and path not in (WGMMA, TCGEN05):
-        shared[SMEM_FREE] = max(t, shared[SMEM_FREE]) + smem
+        beside = quarters[w % QUARTERS, PRODUCT_RUNS] > t
+        shared[SMEM_FREE] = max(t, shared[SMEM_FREE]) + (bundles[kind, SMEM_BESIDE] if beside else smem)
         if path == SHARED:
             if board >= 0:
                 warps[w, BOARD + board] = max(warps[w, BOARD + board], shared[SMEM_FREE] + latency[SMEM_LATENCY])
@@ -196,6 +196,12 @@ def instance(mbarriers: Any, warps: Any, first: Any, w: Any, mbarrier: Any, ring
     """(mbarrier instance of the SM, how often its stages went round) that the warp's ring names; ``first`` of its CTA's."""
     steps, stages = warps[w, STEPS + ring], mbarriers[mbarrier, 2]
     return first + mbarriers[mbarrier, 0] + steps % stages, steps // stages
+
+
+@part
+def late(plan: Any, pc: Any) -> Any:
+    """How much later than a whole warp the wait in this row hears that a phase is over."""
+    return plan.latency[LANE] if plan.code[pc, 3] == 1 else 0
 
 
 @part
@@ -231,9 +237,10 @@ def complete(plan: Any, state: Any, own: Any, sm: int, slot: Any, c: Any, t: Any
         for w in range(first, first + per_cta):
             if warps[w, WAITS_FOR] == 2 * c + parity:
                 warps[w, WAITS_FOR] = -1
+                at = max(over, t) + late(plan, warps[w, PC] - 1)
                 warps[w, PC] -= 1 if again else 0  # what is to come may delay the copies: look again then
-                events[w] = max(over, t)
-                stall(own.counted, w - first, STALL_MBARRIER, events[w] - warps[w, SINCE])
+                events[w] = at
+                stall(own.counted, w - first, STALL_MBARRIER, at - warps[w, SINCE])
                 warps[w, SINCE] = NEVER
 
 
@@ -320,6 +327,7 @@ def order(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, pc: Any) -> 
         if op == MB_WAIT:
             parity = (turn + code[pc, 2]) % 2
             until, again = mbarrier_wait(plan, state, own, sm, w, c, parity, t)
+            until += late(plan, pc) if t < until < NEVER else 0
         else:
             own.barriers[c, PENDING] -= code[pc, 2]
             own.barriers[c, BYTES_DUE] += code[pc, 4]

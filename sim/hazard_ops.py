@@ -101,6 +101,7 @@ _ROWS: dict[str, Effect] = {
     "tile": Effect(),
     "branch": Effect(),
     "start_code": Effect(),
+    "loop_back": Effect(),
     "setmaxnreg": Effect(),
     "cluster_sync": Effect(step="sync"),
 }

@@ -34,6 +34,7 @@ from .engine import (
     PORT_BESIDE,
     RESULT,
     SMEM,
+    SMEM_BESIDE,
     SMEM_LATENCY,
     TICKS_PER_CYCLE,
     TMEM,
@@ -214,7 +215,7 @@ class Pricing:
         uses = {u: float(cost[a]) * share for u, (a, _) in columns.items() if cost[a]}
         beside = {u: float(cost[b]) * share for u, (_, b) in columns.items() if cost[b]}
         if cost[SMEM]:
-            uses["smem"] = beside["smem"] = float(cost[SMEM]) * warps
+            uses["smem"], beside["smem"] = float(cost[SMEM]) * warps, float(cost[SMEM_BESIDE]) * warps
         need = [max((most * float(cost[c[i]]) for u, c in columns.items() if u != "tmem"), default=0.0) for i in (0, 1)]
         # what is spilled is stored and loaded again well before its use: no warp waits for the port
         waiting = 0.0 if self.program.statements[statements[0]].kind == "spill" else uses.get("smem", 0.0)

@@ -19,20 +19,20 @@ from ..model.rows import ARG, BARRIER, BUNDLE, BYTES, COUNT, INDEX, JUMP, OPCODE
 
 # isort: off
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LSU_QUEUE, MBARRIER, PRODUCT, RECORD_COLUMNS, REPLACE, SMEM_LATENCY, STALL_BARRIER,
-    STALL_LAUNCH, STALL_MBARRIER, STALL_SMEM, STALLS, TMA, Job, Run, deadlock,
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LANE, LSU_QUEUE, MBARRIER, PRODUCT, RECORD_COLUMNS, REPLACE, SMEM_LATENCY,
+    STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, STALL_SMEM, STALLS, TMA, Job, Run, deadlock,
 )  # fmt: skip
-# isort: on
 from .reference_memory import ChipMemory, Landing
 from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Tile, Warp
 from .reference_parts import TENSOR as TENSOR_PIPE
+# isort: on
 
 Process = Generator[simpy.Event, Any, None]
 Waiting = list[tuple[Warp, simpy.Event]]
 ISSUE, EXIT, MMA_WAIT = int(Opcode.ISSUE), int(Opcode.EXIT), int(Opcode.MMA_WAIT)
 SHARED, LOAD, TO_SMEM, TMA_LOAD = int(Path.SMEM), int(Path.GLOBAL_LOAD), int(Path.GLOBAL_TO_SMEM), int(Path.TMA_LOAD)
 WGMMA, TCGEN05 = int(Path.WGMMA), int(Path.TCGEN05)
-PREVIOUS, AFTER_PRODUCTS = 1, 1  # MB_WAIT's count and MB_ARRIVE's arg
+PREVIOUS, ELECTED, AFTER_PRODUCTS = 1, 1, 1  # MB_WAIT's count and arg, MB_ARRIVE's arg
 
 
 class _Machine:
@@ -118,9 +118,9 @@ class _Machine:
 
     def release(self, waiting: Waiting, tick: int, reason: int) -> None:
         for warp, event in waiting:
-            warp.held = False
-            self.stall(warp, reason, tick - warp.since)
-            self.clock.fire(event, tick, warp.number)
+            late, warp.late, warp.held = warp.late, 0, False
+            self.stall(warp, reason, tick + late - warp.since)
+            self.clock.fire(event, tick + late, warp.number)
         waiting.clear()
 
     def book(self, mbarrier: Mbarrier, arrivals: int, size: int, at: int) -> None:
@@ -150,7 +150,7 @@ class _Machine:
         if bundle.path in (WGMMA, TCGEN05):
             self.multiply(warp, bundle, quarter)
         elif bundle.smem:
-            resume = self.share(warp, bundle, resume)
+            resume = self.share(warp, bundle, resume, quarter.product_until > now)
         if bundle.spill:
             self.sms[warp.sm].l2(now, bundle.spill)
             if self.chip is not None:
@@ -177,9 +177,11 @@ class _Machine:
                 each.busy[TENSOR_PIPE] += bundle.result
         warp.product_until = max(warp.product_until, done)
 
-    def share(self, warp: Warp, bundle: Bundle, resume: int) -> int:
+    def share(self, warp: Warp, bundle: Bundle, resume: int, beside: bool) -> int:
         """Queue at the SMEM port; when the warp may go on, which a full queue delays."""
-        drained = self.sms[warp.sm].queue(SMEM_PORT, self.clock.now, bundle.smem)
+        sm, late = self.sms[warp.sm], bundle.smem_beside - bundle.smem if beside else 0
+        drained = sm.queue(SMEM_PORT, self.clock.now, bundle.smem + late)
+        sm.used[SMEM_PORT] -= late  # the products' own reads, which count as theirs
         if bundle.path != SHARED:
             return resume
         board = warp.row[ARG]
@@ -351,11 +353,14 @@ class _Cta:
     def mbarrier_wait(self, warp: Warp, row: list[int]) -> simpy.Event | None:
         mbarrier, turn = self.mbarrier(warp, row)
         parity = (turn + (row[COUNT] == PREVIOUS)) % 2
+        late = self.machine.latency[LANE] if row[ARG] == ELECTED else 0
         if mbarrier.phase % 2 == parity:
+            warp.late = late
             return self.machine.hold(warp, mbarrier.waiting)
         over = mbarrier.done_at[parity]
         warp.looks_again = over.l2 > 0
-        return self.wait_until(warp, self.machine.until(over, self.machine.after_copies), STALL_MBARRIER)
+        tick = self.machine.until(over, self.machine.after_copies)
+        return self.wait_until(warp, tick + late if tick > self.machine.clock.now else tick, STALL_MBARRIER)
 
     def advance(self, warp: Warp, row: list[int]) -> None:
         warp.steps[row[RING]] += 1

@@ -29,6 +29,7 @@ from .engine import (
     RESULT,
     SCOREBOARDS,
     SMEM,
+    SMEM_BESIDE,
     SPILL,
     STALL_GROUP,
     STALL_LATENCY,
@@ -94,6 +95,7 @@ class Bundle:
     smem: int
     delay: int
     spill: int
+    smem_beside: int
 
     @staticmethod
     def of(row: list[int]) -> Bundle:
@@ -102,7 +104,7 @@ class Bundle:
 
         alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
         beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
-        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL])
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[SMEM_BESIDE])
 
 
 class Sm:
@@ -164,6 +166,7 @@ class Warp:
         self.number, self.lane, self.sm, self.slot, self.rings = number, lane, sm, slot, rings
         self.ready = self.held = False  # waits for its bundle; waits at a barrier
         self.since = self.row_start = self.left = self.done_bytes = self.tile = self.blocker = 0
+        self.late = 0  # how much later than others it hears that what it waits for is over
         self.row: list[int] = []
         self.args: list[int] = []  # of the tile
         self.served: simpy.Event | None = None  # happens when the warp may go on after its bundle

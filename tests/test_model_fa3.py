@@ -33,7 +33,7 @@ def lowered(**fields: Any) -> Program:
     [
         ({"stages": 1}, {}, "fa3 without warp specialization has stages=1; a warpgroup loads one block while it multiplies"),
         ({}, {"dtype": "fp8"}, "fa3 in fp8 has V transposed by its producer's warpgroup: keep warp_specialization"),
-        ({"cluster": 2}, {}, "fa3 has cluster=2, and only a producer waits for another CTA's empty stages"),
+        ({"cluster": 2}, {}, "fa3 has cluster=2, and consumers that load for themselves load for their own CTA"),
     ],
 )
 def test_what_needs_a_producer_is_refused_without_one(fields: dict[str, Any], shape: dict[str, Any], sentence: str) -> None:
@@ -62,11 +62,15 @@ def test_each_tile_is_loaded_once_whoever_loads_it(overlap: bool) -> None:
     assert shares[0] == 4 * shares[1] == 64 * 128 * 2
 
 
-def test_without_a_producer_a_cta_keeps_all_its_registers_and_has_no_empty_barriers() -> None:
+def test_without_a_producer_a_cta_keeps_all_its_registers_and_its_consumers_give_stages_back_to_each_other() -> None:
     program = lowered(warp_specialization=False)
     assert [role.name for role in program.roles] == ["consumer0", "consumer1"]
     assert {role.registers for role in program.roles} == {255}
-    assert not [b.name for b in program.barriers if b.name.endswith("empty")]
+    assert [b.name for b in program.barriers if b.name.endswith("empty")] == ["k_empty", "v_empty"]
+    for role in range(2):  # the first warpgroup alone waits for them and loads, one lane of a warp
+        waits = [s for s, _, _ in program.walk(0, role) if s.kind == "mbarrier_wait" and s.attrs.get("previous")]
+        assert bool(waits) == (role == 0)
+        assert all(s.attrs["elected"] for s in waits)
 
 
 def product(rows: int, warps: int, cols: int = 64) -> Program:

@@ -221,7 +221,7 @@ def test_counts_agree_three_ways(name: str, gpu: str, causal: bool) -> None:
             assert tensor_flops(counted) == sum(product_flops(program, s) for s in walked if s.kind in PRODUCTS)
             executed = sum(n for name, n in counted.items() if INSTRUCTIONS[name].counter != "none")
             assert counters(counted)["total"] == executed
-            assert set(counted) - {n for n in counted if INSTRUCTIONS[n].counter in COUNTERS} == {"stall"}
+            assert set(counted) - {n for n in counted if INSTRUCTIONS[n].counter in COUNTERS} in ({"stall"}, {"stall", "refetch"})
 
 
 PRODUCTS = {"mma", "wgmma", "umma"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_jobs import TENSOR, both, job_of
+from engine_jobs import H200, TENSOR, both, job_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ from flashsim.sim.engine import (
     PATH,
     PRODUCT,
     RESULT,
+    SMEM_BESIDE,
     STALL_BARRIER,
     STALL_GROUP,
     STALL_PRODUCT,
@@ -49,7 +50,7 @@ def every_opcode(*, persistent: bool, tiles: int = 7, stages: int = 2) -> Progra
     with b.role("producer", warps=1, registers=24):
         b.op("tile")
         with b.loop("i", Index(arg="n")):
-            b.op("mbarrier_wait", barrier="empty", ring="kv", previous=True)
+            b.op("mbarrier_wait", barrier="empty", ring="kv", previous=True, elected=True)
             b.op("mbarrier_expect", barrier="full", ring="kv", of=("Ks",))
             b.op("tma_load", writes="Ks", reads="K", index=Index(loop="i"), barrier="full", ring="kv", copies=2)
             b.op("advance", ring="kv")
@@ -168,6 +169,41 @@ def test_a_barrier_costs_what_its_count_says() -> None:
     slow, fast = both(replace(job, latency=latency)), both(job)
     waited = slow.stalls[0, 1, STALL_BARRIER] - fast.stalls[0, 1, STALL_BARRIER]
     assert waited == len(job.queue) * 3 * 10_000_000
+
+
+def hand_over(*, elected: bool, early: bool) -> Job:
+    """One warp arrives at an mbarrier, another one or a lane of it waits there, and goes on; ``early``: before it looks."""
+    b = Builder(name="hand over", registers=32)
+    b.ring("s", 1)
+    b.mbarrier("told", count=1)
+    with b.role("first", warps=1, registers=32):
+        b.op("branch")
+        b.issue("ffma", 1 if early else 1000)
+        b.op("mbarrier_arrive", barrier="told", ring="s")
+    with b.role("second", warps=1, registers=32):
+        b.op("branch")
+        b.issue("ex2", 1000 if early else 1)
+        b.op("mbarrier_wait", barrier="told", ring="s", elected=elected)
+        b.issue("ffma", 1)
+    return job_of(b.build(tensors=(), tiles=Tiles(names=("n",), values=np.zeros((1, 1), int))), "h200")
+
+
+def test_one_lane_of_a_warp_hears_later_that_a_phase_is_over_where_it_has_to_wait() -> None:
+    whole, lane = (both(hand_over(elected=elected, early=False)).ticks for elected in (False, True))
+    assert lane - whole == round((H200.async_.mbarrier_lane_cycles - H200.async_.mbarrier_cycles) * TICKS_PER_CYCLE) > 0
+    assert both(hand_over(elected=True, early=True)).ticks == both(hand_over(elected=False, early=True)).ticks
+
+
+def test_shared_memory_takes_longer_beside_products_alone() -> None:
+    job = job_of(every_opcode(persistent=True), "h200")
+    slow = job.bundles.copy()
+    slow[:, SMEM_BESIDE] *= 100
+    assert both(replace(job, bundles=slow)).ticks > both(job).ticks
+    alone = []
+    for bundles in (job.bundles.copy(), slow):
+        bundles[:, [FIRST_PIPE + TENSOR, FIRST_BESIDE + TENSOR, DELAY]] = 0  # products that take no time
+        alone.append(both(replace(job, bundles=bundles)).ticks)
+    assert alone[0] == alone[1]
 
 
 def groups_in_flight(left: int, groups: int) -> Program:

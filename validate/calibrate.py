@@ -168,8 +168,14 @@ FEEDS: dict[str, Feed] = {
     "beside.alu": _beside("fmnmx", 2),
     "beside.mufu": _beside("ex2", 2),
     "beside.port_fma": _beside("ffma", 1),
+    "beside.smem_bytes_per_clk": Feed(
+        group="async", name="lds128|m64n256k16_ss", warps=(4,), param="2_warpgroups", unit="bytes_per_clk", transform=_as_is
+    ),
     "async.mbarrier_cycles": Feed(
         group="async", name="mbarrier_wake", warps=(2,), param="wait_lanes=32_other_smsp_first", unit="cycles", transform=_as_is
+    ),
+    "async.mbarrier_lane_cycles": Feed(
+        group="async", name="mbarrier_wake", warps=(2,), param="wait_lanes=1_other_smsp_first", unit="cycles", transform=_as_is
     ),
     "async.mbarrier_try_cycles": Feed(
         group="sync", name="mbarrier_wait_over", warps=(1,), param="", unit="cycles", transform=_as_is

@@ -93,8 +93,7 @@ def _buffers(b: Builder, t: FA3Tile, stages: int) -> None:
         if not t.specialized:
             b.ring(f"{name}_in", stages)  # the loader's place, ahead of the readers'
         b.mbarrier(f"{name}_full", count=WARPS if own or not t.specialized else 1, stages=stages)
-        if t.specialized:
-            b.mbarrier(f"{name}_empty", count=WARPS * t.groups * (1 if own else t.cluster), stages=stages)
+        b.mbarrier(f"{name}_empty", count=WARPS * t.groups * (1 if own else t.cluster), stages=stages)
         b.smem(f"{name.upper()}s", rows=t.block_kv, cols=t.head_dim, bytes_per_element=e, stages=stages, ring=name)
     b.ring("q", 1)
     b.mbarrier("q_full", count=1 if t.specialized else WARPS * t.groups)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ..program import Index
 from .fa3_consumer import Consumer
+from .fa3_loads import LAST_BLOCK
 from .fa3_producer import rows, shared
 from .fa3_tiles import peeled
 
@@ -64,6 +65,8 @@ class FirstConsumer(Consumer):
                 self._own_pv(False, turn=False)
         elif not self.overlap:
             self._own_pv(False, turn=False)
+        if self.overlap:
+            self.loads.go_on(LAST_BLOCK, v=False)
 
     def _powers(self, share: tuple[float, float]) -> None:
         with self.b.interleaved():
@@ -114,7 +117,6 @@ class FirstConsumer(Consumer):
         self._rescale(2, scaled, phased, masked)
         self._pv(phased)
         self._next_turn(phased)
-        self.loads.go_on(j)
         with self._phase("qk_done_wait", on=phased):
             b.op("mma_wait", arg=1)
         top = (0.0, self.rows_beside)
@@ -131,6 +133,7 @@ class FirstConsumer(Consumer):
             if top[1] < 1.0:
                 b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}", share=(top[1], 1.0))
             self._finish((self.beside, 1.0))
+        self.loads.go_on(j)
 
     @property
     def rows_beside(self) -> float:

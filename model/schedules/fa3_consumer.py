@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..program import Index
 from ..schedule import Builder
-from .fa3_loads import OwnLoads
+from .fa3_loads import LAST_BLOCK, OwnLoads
 from .fa3_producer import rows, shared, start
 from .fa3_tiles import COUNTED, FA3Tile, in_order
 
@@ -62,6 +63,7 @@ class Consumer:
                 stall_cycles = counts.get("stall_cycles") if counts else None
                 with b.loop("i", Index(arg=trips), counts=counts, stall_cycles=stall_cycles):
                     self._block(j, masked=phase == "masked", phased=counts is None)
+                    b.op("loop_back")
             self._last()
         self._epilogue()
         if self.t.specialized and self.t.o_told == "end":
@@ -102,8 +104,8 @@ class Consumer:
             self.b.op("branch")
 
     def _release(self, ring: str, barrier: str = "") -> None:
-        """Tell the producer, if there is one, that what the ring's stage held is not read any more."""
-        if self.t.specialized:
+        """Tell whoever loads that what the ring's stage held is not read any more (Q, without a producer: a barrier does)."""
+        if self.t.specialized or ring in ("k", "v"):
             to = {} if ring == "q" or (ring == "v" and self.t.fp8) else shared(self.t)
             self.b.op("mbarrier_arrive", barrier=barrier or f"{ring}_empty", ring=ring, **to)
         self.b.op("advance", ring=ring)
@@ -174,6 +176,8 @@ class Consumer:
         if not self.overlap:
             self._own_pv(False, turn=not self.t.scores_in_turn)
             self._turn(False, on=self.t.scores_in_turn and self.t.pv_in_turn)
+        if self.overlap:
+            self.loads.go_on(LAST_BLOCK, v=False)
 
     def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
         """One K/V block: Q K^T of block j, and P V of block j + 1 beside its softmax."""
@@ -190,7 +194,6 @@ class Consumer:
             self._wait("v", on=first)
         self._pv(phased)
         self._next_turn(phased)
-        self.loads.go_on(j)
         with self._phase("qk_done_wait", on=phased):
             b.op("mma_wait", arg=1)
         with self._phase("softmax_beside_pv", on=phased):
@@ -204,6 +207,7 @@ class Consumer:
         with self._phase("softmax_after_pv", on=phased):
             self._release("v")
             self._finish((self.beside, 1.0))
+        self.loads.go_on(j)
 
     def _block_in_order(self, j: Index, *, masked: bool, phased: bool) -> None:
         """Without intra-warpgroup overlap: Q K^T, softmax, P V; a warpgroup keeps its turn from P V to the next Q K^T."""
@@ -212,7 +216,6 @@ class Consumer:
         self._turn(phased and not self.t.pv_in_turn, on=not self.t.pv_in_turn)
         self._qk(phased)
         self._next_turn(phased, on=not self.t.scores_in_turn)
-        self.loads.go_on(j)
         self.b.op("mma_wait", arg=0)
         parts = ("softmax_max", "softmax") if "softmax_max" in self.phases else ("softmax", "")
         with self._phase(parts[0] if not parts[1] else "", on=phased):
@@ -224,6 +227,7 @@ class Consumer:
                 if self.with_max:
                     self._exponentials((0.0, self.with_max))
             self._next_turn(phased, on=self.t.scores_in_turn)
+            self.loads.go_on(replace(j, const=j.const + 1))  # not before the turn is given on: the other P V needs it
             with self._phase(parts[1], on=phased):
                 self._finish((self.with_max, 1.0))
         self._own_pv(phased, turn=self.t.pv_in_turn)

@@ -29,7 +29,7 @@ def _load(b: Builder, t: FA3Tile, name: str, index: Index) -> None:
     ring, buffer, tensor = name.lower(), f"{name}s", name[0]
     multicast = {"multicast": t.cluster} if t.cluster > 1 else {}
     copies = max(1, t.head_dim // 64)
-    b.op("mbarrier_wait", barrier=f"{ring}_empty", ring=ring, previous=True)
+    b.op("mbarrier_wait", barrier=f"{ring}_empty", ring=ring, previous=True, elected=True)
     b.op("mbarrier_expect", barrier=f"{ring}_full", ring=ring, of=(buffer,))
     b.op("tma_load", writes=buffer, reads=tensor, index=index, barrier=f"{ring}_full", ring=ring, copies=copies, **multicast)
     b.op("advance", ring=ring)

@@ -200,7 +200,7 @@ def _check_own_loads(schedule: FA3, fp8: bool) -> None:
         raise ValueError("fa3 in fp8 has V transposed by its producer's warpgroup: keep warp_specialization, or choose bf16")
     if schedule.cluster not in (None, 1):
         raise ValueError(
-            f"fa3 has cluster={schedule.cluster}, and only a producer waits for another CTA's empty stages:"
+            f"fa3 has cluster={schedule.cluster}, and consumers that load for themselves load for their own CTA alone:"
             " keep warp_specialization, or set cluster=1"
         )
 
