@@ -16,7 +16,8 @@ UNITS = {
     "tmem": "TMEM load and store rate", "tmem latency": "TMEM access and allocation", "power limit": "watts of the board",
     "sm": "what an SM holds", "clock": "clocks", "latency": "barriers and SMEM loads", "launch": "kernel and CTA starts",
     "power": "power and energies", "wgmma": "warpgroup products", "beside": "vector work beside a product",
-    "async": "TMA and mbarriers", "tcgen05": "products in TMEM", "packed": "f32x2 arithmetic",
+    "async": "bulk stores; TMA, mbarriers", "async latency": "TMA and mbarriers", "tcgen05": "products in TMEM",
+    "packed": "f32x2 arithmetic",
 }  # fmt: skip
 #: An instruction's number in the sections that have one for each.
 COSTS = {"pipe": "time on its pipe", "port": "time on the port", "warp": "gap to the warp's next", "result": "to its result"}
