@@ -107,6 +107,13 @@ class Latency(Section):
     lsu_queue: Cycles
 
 
+class Fetch(Section):
+    """Instructions: bytes that a sub-partition's own cache holds, and cycles for each that has to come from the next level."""
+
+    cache_bytes: Bytes
+    cycles_per_instruction: Cycles
+
+
 class Smem(Section):
     """The SM's shared-memory port."""
 
@@ -262,6 +269,7 @@ class GPU(Section):
     warp: Costs
     result: Costs
     latency: Latency
+    fetch: Fetch
     smem: Smem
     l2: L2
     hbm: Hbm

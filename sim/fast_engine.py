@@ -21,14 +21,14 @@ from .engine import (
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
 from .fast_layout import (
-    AGAIN, BEGUN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GOES_ON, HEAD, HELD_UP, LANDING, LANDS, LAST, LEFT,
+    AGAIN, BEGUN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GIVEN, GOES_ON, HEAD, HELD_UP, LANDING, LANDS, LAST, LEFT,
     MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, OVER_AT, PATH, PC, PENDING, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON,
     RECORDING, RECORDS, SINCE, STALLED, STEPS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
 )  # fmt: skip
 from .fast_lru import RESIDENT
 from .fast_machine import (
     ADVANCE, BARRIER, COMMIT, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MB_ARRIVE, MB_WAIT, MMA_COMMIT, MMA_WAIT, NAMED_ARRIVE, SKIP,
-    TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD, WGMMA, arrive, choose, complete, due, hold, instance, issue, known,
+    TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD, WGMMA, arrive, choose, complete, due, fetch, hold, instance, issue, known,
     mbarrier_wait, note, renew, share, soonest, stall,
 )  # fmt: skip
 from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
@@ -51,6 +51,7 @@ class Sm(NamedTuple):
     named: Any
     quarters: Any
     shared: Any
+    codes: Any
     outside: Any
     counted: Any
     control: Any
@@ -134,6 +135,8 @@ def resume(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: An
         if op == ISSUE:
             if warps[w, LEFT] == 0:
                 state.row_start[sm, w] = t
+            if plan.stretch_bytes.shape[0] > 0:
+                fetch(plan, warps, own.quarters, own.codes, w, t, pc)
             issue(code, plan.bundles, events, warps, own.quarters, w, t, pc)
             return np.int64(RUNS)
         if op in (LOOP, END, SKIP):
@@ -179,6 +182,8 @@ def serve(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any) -> None:
     warps[w, READY] = 0
     stall(own.counted, lane, warps[w, REASON], t - warps[w, SINCE])
     warps[w, SINCE] = NEVER
+    if plan.stretch_bytes.shape[0] > 0:
+        warps[w, GIVEN] = t + plan.longest_fetch
     goes_on = hold(bundles, warps, own.quarters, own.counted, w, kind, t)
     if bundles[kind, SMEM] > 0 or path == TCGEN05:
         goes_on = share(bundles, plan.latency, warps, own.shared, own.counted, lane, w, kind, code[pc, 3], t, goes_on)
@@ -221,7 +226,8 @@ def sm_of(plan: Any, state: Any, sm: int) -> Any:
         m[: plan.first_warp], m[plan.first_warp : plan.first_mbarrier].reshape(plan.warps, plan.warp_size),
         m[plan.first_mbarrier : plan.first_named].reshape(slots * plan.instances, MBARRIER_SIZE),
         m[plan.first_named : plan.first_quarter].reshape(slots, NAMED),
-        m[plan.first_quarter : plan.first_shared].reshape(QUARTERS, plan.quarter_size), m[plan.first_shared :],
+        m[plan.first_quarter : plan.first_shared].reshape(QUARTERS, plan.quarter_size),
+        m[plan.first_shared : plan.first_code], m[plan.first_code :].reshape(QUARTERS, plan.code_rows, 2),
         state.outside[sm], state.counted[sm], state.control[sm], state.path[sm],
     )  # fmt: skip
 
@@ -338,8 +344,9 @@ KEPT_MEMOS = 3
 
 def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
     """The memo of machines like this job's, and the key under which to give it back."""
-    machine = (job.code, job.bundles, job.latency[list(MACHINE_LATENCIES)], job.warp_start, job.mbarriers)
-    digest = hashlib.sha256(repr((job.slots, job.persistent, len(job.rings), job.product_queue)).encode())
+    latencies, cache = job.latency[list(MACHINE_LATENCIES)], (job.stretch, job.stretch_bytes)
+    machine = (job.code, job.bundles, latencies, job.warp_start, job.mbarriers, *cache)
+    digest = hashlib.sha256(repr((job.slots, job.persistent, len(job.rings), job.product_queue, job.code_bytes)).encode())
     for array in machine:
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
     return digest.digest(), _memos.pop(digest.digest(), None) or memo(len(p.kinds), counted, keeps=True)

@@ -13,13 +13,14 @@ from ..model.program import Opcode
 
 # isort: off
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT, PORT_BESIDE,
-    PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
+    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FETCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT, PORT_BESIDE,
+    PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_FETCH, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
+from .fast_code import begin_stretch
 from .fast_layout import (
-    BEGUN, BOARD, BUSY, DONE, ENDS, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH, PC, PENDING, PHASE, PIPE_FREE,
+    BEGUN, BOARD, BUSY, CODE_AT, DONE, ENDS, FETCH_FREE, FETCHES, GIVEN, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH, PC, PENDING, PHASE, PIPE_FREE,
     PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE,
     SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
 )  # fmt: skip
@@ -59,9 +60,10 @@ def stall(counted: Any, lane: Any, reason: Any, amount: Any) -> None:
 
 
 @part
-def free_at(bundles: Any, kind: Any, quarters: Any, q: Any) -> Any:
-    """When sub-partition ``q`` has its port and every pipe that the bundle uses free, or for a product a place in the queue."""
-    at = quarters[q, PORT_FREE]
+def free_at(bundles: Any, kind: Any, quarters: Any, q: Any, code_at: Any) -> Any:
+    """When sub-partition ``q`` has the bundle's code, its port and every pipe that the bundle uses free, or for a product a place
+    in the queue."""
+    at = max(quarters[q, PORT_FREE], code_at)
     if bundles[kind, BUNDLE_PATH] == WGMMA:
         return max(at, quarters[q, ENDS] + quarters[q, HELD_UP])
     for p in range(N_PIPES):
@@ -82,6 +84,19 @@ def yields(code: Any, bundles: Any, warps: Any, q: Any, w: Any, kind: Any) -> An
 
 
 @part
+def fetch(plan: Any, warps: Any, quarters: Any, codes: Any, w: Any, t: Any, pc: Any) -> None:
+    """Note when the code of the bundle that the warp asks for is at hand."""
+    q = w % QUARTERS
+    if warps[w, LEFT] == 0 and plan.stretch[pc] >= 0:
+        warps[w, FETCHES] = begin_stretch(codes[q], plan.stretch_bytes, plan.code_bytes, plan.stretch[pc])
+    warps[w, CODE_AT] = 0
+    if warps[w, FETCHES]:
+        from_when = max(t, quarters[q, FETCH_FREE], warps[w, GIVEN])  # and the longest fetch later, as those are kept
+        quarters[q, FETCH_FREE] = from_when + plan.bundles[plan.code[pc, 1], FETCH]
+        warps[w, CODE_AT] = quarters[q, FETCH_FREE] - plan.longest_fetch
+
+
+@part
 def issue(code: Any, bundles: Any, events: Any, warps: Any, quarters: Any, w: Any, t: Any, pc: Any) -> None:
     """The warp asks its sub-partition for the next bundle of its row."""
     q, kind = w % QUARTERS, code[pc, 1]
@@ -89,12 +104,14 @@ def issue(code: Any, bundles: Any, events: Any, warps: Any, quarters: Any, w: An
         warps[w, LEFT] = code[pc, 2]
     warps[w, READY] = 1
     warps[w, SINCE] = t
-    at = max(t, free_at(bundles, kind, quarters, q))
+    at = max(t, free_at(bundles, kind, quarters, q, 0))
     reason = STALL_PORT
     for p in range(N_PIPES):
         free = quarters[q, PIPE_FREE + p]
         if bundles[kind, FIRST_PIPE + p] > 0 and free > quarters[q, PORT_FREE] and free == at:
             reason = p
+    if warps[w, CODE_AT] > at:
+        at, reason = warps[w, CODE_AT], STALL_FETCH
     warps[w, REASON] = reason
     wake = warps.shape[0] + q
     events[wake] = min(events[wake], at)
@@ -113,7 +130,7 @@ def choose(code: Any, bundles: Any, warps: Any, quarters: Any, q: Any, t: Any) -
         if not warps[w, READY]:
             continue
         kind = code[warps[w, PC], 1]
-        if free_at(bundles, kind, quarters, q) <= t and not yields(code, bundles, warps, q, w, kind):
+        if free_at(bundles, kind, quarters, q, warps[w, CODE_AT]) <= t and not yields(code, bundles, warps, q, w, kind):
             return w
     return -1
 
@@ -124,7 +141,7 @@ def soonest(code: Any, bundles: Any, warps: Any, quarters: Any, q: Any) -> Any:
     at = NEVER
     for w in range(q, warps.shape[0], QUARTERS):
         if warps[w, READY]:
-            at = min(at, free_at(bundles, code[warps[w, PC], 1], quarters, q))
+            at = min(at, free_at(bundles, code[warps[w, PC], 1], quarters, q, warps[w, CODE_AT]))
     return at
 
 
@@ -298,7 +315,7 @@ def renew(
     for lane in range(per_cta):
         v = slot * per_cta + lane
         warps[v, PC] = warp_start[lane]
-        warps[v, RESULT_AT] = warps[v, LANDING] = warps[v, BEGUN] = 0
+        warps[v, RESULT_AT] = warps[v, LANDING] = warps[v, BEGUN] = warps[v, FETCHES] = warps[v, CODE_AT] = warps[v, GIVEN] = 0
         warps[v, PRODUCT_UNTIL] = NEVER_ISSUED
         for i in range(BOARD, warps.shape[1]):
             warps[v, i] = NEVER_ISSUED if PRODUCTS <= i < STEPS else 0

@@ -14,6 +14,7 @@ from ..model.program import Opcode
 from ..model.rows import BUNDLE
 from .engine import (
     DELAY,
+    FETCH,
     FIRST_BESIDE,
     FIRST_PIPE,
     GAP,
@@ -30,6 +31,7 @@ from .engine import (
     SCOREBOARDS,
     SMEM,
     SPILL,
+    STALL_FETCH,
     STALL_GROUP,
     STALL_LATENCY,
     STALL_PORT,
@@ -40,7 +42,7 @@ from .engine import (
 
 SUB_PARTITIONS = 4
 MILLION = 1_000_000
-NEVER_ISSUED = -(1 << 62)  # a product's end where there was none
+LONG_AGO = NEVER_ISSUED = -(1 << 62)  # a product's end where there was none
 TENSOR = PIPES.index("tensor")
 WAIT_SCOREBOARD, WAIT_GROUP = int(Opcode.WAIT_SCOREBOARD), int(Opcode.WAIT_GROUP)
 DEPEND, MMA_WAIT = int(Opcode.DEPEND), int(Opcode.MMA_WAIT)
@@ -91,6 +93,7 @@ class Bundle:
     smem: int
     delay: int
     spill: int
+    fetch: int
 
     @staticmethod
     def of(row: list[int]) -> Bundle:
@@ -99,7 +102,7 @@ class Bundle:
 
         alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
         beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
-        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL])
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[FETCH])
 
 
 class Sm:
@@ -158,6 +161,8 @@ class Warp:
         self.board, self.result_at = [0] * SCOREBOARDS, 0
         self.open_until, self.product_until = 0, NEVER_ISSUED  # a product's end is kept without what will hold it up
         self.begun = False  # it has issued products that it has not committed yet
+        self.fetches = False  # its stretch of code is not at hand
+        self.given, self.code_at = LONG_AGO, 0  # when it got its last bundle, and the code of the one that it asks for
         self.groups: list[int] = []  # when each closed cp.async group has landed
         self.products: list[int] = []  # when each closed group of products is done
         self.steps = [0] * max(1, self.rings)  # how often each ring went on
@@ -220,6 +225,35 @@ class Mbarrier:
         return over
 
 
+class CodeCache:
+    """Instructions that a sub-partition holds: the stretches of code that its warps began last, as many as fit, and a port
+    through which all others come."""
+
+    def __init__(self, job: Job) -> None:
+        self.begins, self.sizes, self.capacity = job.stretch.tolist(), job.stretch_bytes.tolist(), job.code_bytes
+        self.longest = int(job.bundles[:, FETCH].max(initial=0))  # fetch of a bundle
+        self.held: dict[int, int] = {}  # bytes of each stretch, oldest first
+        self.free = LONG_AGO
+
+    def begin(self, warp: Warp) -> None:
+        """The warp begins its row of code, and with it, maybe, a stretch."""
+        stretch = self.begins[warp.pc] if self.sizes else -1
+        if stretch < 0:
+            return
+        warp.fetches = stretch not in self.held
+        self.held.pop(stretch, 0)
+        while self.held and sum(self.held.values()) + self.sizes[stretch] > self.capacity:
+            self.held.pop(next(iter(self.held)))
+        self.held[stretch] = self.sizes[stretch]
+
+    def fetch(self, warp: Warp, cost: int, now: int) -> int:
+        """When the code of the bundle that the warp asks for is at hand."""
+        if not warp.fetches:
+            return 0
+        self.free = max(self.free, warp.given, now - self.longest) + cost
+        return self.free
+
+
 class SubPartition:
     """Issue port and pipes of a quarter SM. Round robin among the warps that wait for it, one bundle at a time.
 
@@ -227,10 +261,11 @@ class SubPartition:
     """
 
     def __init__(
-        self, clock: Clock, key: int, bundles: list[Bundle], product_queue: int, grant: Callable[[SubPartition, Warp], None]
+        self, clock: Clock, key: int, job: Job, bundles: list[Bundle], grant: Callable[[SubPartition, Warp], None]
     ) -> None:
         self.clock, self.key, self.bundles, self.grant = clock, key, bundles, grant
-        self.product_ends = [NEVER_ISSUED] * product_queue  # of the last ones issued, without ``held_up``
+        self.code = CodeCache(job)
+        self.product_ends = [NEVER_ISSUED] * job.product_queue  # of the last ones issued, without ``held_up``
         self.held_up = 0
         self.members: list[Warp] = []
         self.port_free, self.pipe_free = 0, [0] * len(PIPES)
@@ -239,9 +274,21 @@ class SubPartition:
         self.wake: int | None = None
         self.busy = [0] * (len(PIPES) + 1)
 
+    def ask(self, warp: Warp) -> None:
+        """The warp waits for its bundle from now on, at first for what is free last."""
+        now = warp.since = self.clock.now
+        warp.ready, warp.served, warp.code_at = True, self.clock.env.event(), 0
+        soonest = max(now, self.soonest(warp))
+        warp.blocker = self.blocker(warp, soonest)
+        warp.code_at = self.code.fetch(warp, self.bundles[warp.row[BUNDLE]].fetch, now)
+        if warp.code_at > soonest:
+            soonest, warp.blocker = warp.code_at, STALL_FETCH
+        self.arbitrate_at(soonest)
+
     def soonest(self, warp: Warp) -> int:
-        """When the port and every pipe that the warp's bundle uses are free, or for a product a place in the queue."""
-        at = self.port_free
+        """When the code is at hand and the port and every pipe that the warp's bundle uses are free, or for a product a place in
+        the queue."""
+        at = max(self.port_free, warp.code_at)
         if self._multiplies(warp):
             return max(at, self.product_ends[0] + self.held_up)
         for pipe, _ in self.bundles[warp.row[BUNDLE]].alone.pipes:
