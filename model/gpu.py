@@ -108,10 +108,12 @@ class Latency(Section):
 
 
 class Fetch(Section):
-    """Instructions: bytes that a sub-partition's own cache holds, and cycles for each that has to come from the next level."""
+    """Instructions: bytes that an SM's cache holds, what the next level gives all SMs together, and cycles an instruction at
+    which one warp alone gets them from there."""
 
     cache_bytes: Bytes
-    cycles_per_instruction: Cycles
+    bytes_per_clk: BytesPerClk
+    warp_cycles: Cycles
 
 
 class Smem(Section):

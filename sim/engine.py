@@ -42,7 +42,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..model.code_stretches import instructions, stretches
+from ..model.code_stretches import INSTRUCTION_BYTES, instructions, stretches
 from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS, PIPES, Instruction, Path
 from ..model.program import IntArray, Opcode, Program
@@ -56,12 +56,12 @@ TICKS_PER_CYCLE = 100
 #: are written through to L2, and ticks to fetch its instructions.
 BUNDLE_COLUMNS = (
     "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
-    "spill", "fetch",
+    "spill", "fetch", "arrival",
 )  # fmt: skip
 PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
 PORT_BESIDE, GAP_BESIDE, FIRST_BESIDE = (FIRST_PIPE + len(PIPES) + i for i in range(3))
 DELAY = FIRST_BESIDE + len(PIPES)
-SPILL, FETCH = DELAY + 1, DELAY + 2
+SPILL, FETCH, ARRIVAL = DELAY + 1, DELAY + 2, DELAY + 3
 TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
@@ -196,6 +196,11 @@ def deadlock(tick: int, tile: int, warp: int, row: int) -> str:
     return f"deadlock at tick {tick}: no event is left and tile {tile} has not ended; its warp {warp} waits at code row {row}"
 
 
+def longest_fetch(job: Job) -> int:
+    """Ticks of the bundle whose code takes longest to come."""
+    return int(job.bundles[:, [FETCH, ARRIVAL]].max(initial=0))
+
+
 def ticks(cycles: float) -> int:
     return round(cycles * TICKS_PER_CYCLE)
 
@@ -210,7 +215,7 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
             counts[i, column[name]] = n
     kinds, prices = [INSTRUCTIONS[name] for name in names], _prices(names, gpu)
     rows: IntArray = counts @ prices
-    rows[:, FETCH] = [ticks(n * gpu.fetch.cycles_per_instruction) for n in instructions(program)]
+    rows[:, FETCH], rows[:, ARRIVAL] = _fetches(instructions(program), gpu)
     rows[:, RESULT] = (np.minimum(counts, 1)[:, :, None] * prices[None, :, [RESULT]]).max(axis=1, initial=0)[:, 0]
     rows[:, PATH] = (np.minimum(counts, 1) * np.array([int(kind.path) for kind in kinds], np.int64)).max(axis=1, initial=0)
     products = {kind.name: _cta_product if kind.path == Path.TCGEN05 else _product for kind in kinds if kind.columns}
@@ -223,6 +228,12 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
     rows[:, GAP] = np.maximum(rows[:, GAP], np.where(runs_on, 0, pipes))
     rows[:, GAP_BESIDE] = np.maximum(np.maximum(rows[:, GAP_BESIDE], rows[:, GAP]), np.where(runs_on, 0, beside))
     return rows
+
+
+def _fetches(instructions: IntArray, gpu: GPU) -> tuple[list[int], list[int]]:
+    """Ticks at an SM's share of the fetch port, and until they have come, of so many instructions each."""
+    share = gpu.fetch.bytes_per_clk / gpu.sm.count / INSTRUCTION_BYTES
+    return [ticks(n / share) for n in instructions], [ticks(n * gpu.fetch.warp_cycles) for n in instructions]
 
 
 @lru_cache(maxsize=64)  # what candidates of a sweep have in common

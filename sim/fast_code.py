@@ -1,4 +1,4 @@
-"""A sub-partition's instruction cache: which stretches of code its warps began last, as many as fit.
+"""An SM's instruction cache: which stretches of code its warps began last, as many as fit.
 
 A table with a row for each stretch: the next older and the next newer one, AWAY where it is not held. Two more rows: the ends of
 that list (newest, oldest), and the bytes held. Equal contents in equal order are equal tables, so that the memo can compare them.

@@ -51,7 +51,7 @@ class Sm(NamedTuple):
     named: Any
     quarters: Any
     shared: Any
-    codes: Any
+    cache: Any
     outside: Any
     counted: Any
     control: Any
@@ -136,7 +136,7 @@ def resume(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: An
             if warps[w, LEFT] == 0:
                 state.row_start[sm, w] = t
             if plan.stretch_bytes.shape[0] > 0:
-                fetch(plan, warps, own.quarters, own.codes, w, t, pc)
+                fetch(plan, warps, own.shared, own.cache, w, t, pc)
             issue(code, plan.bundles, events, warps, own.quarters, w, t, pc)
             return np.int64(RUNS)
         if op in (LOOP, END, SKIP):
@@ -227,7 +227,7 @@ def sm_of(plan: Any, state: Any, sm: int) -> Any:
         m[plan.first_mbarrier : plan.first_named].reshape(slots * plan.instances, MBARRIER_SIZE),
         m[plan.first_named : plan.first_quarter].reshape(slots, NAMED),
         m[plan.first_quarter : plan.first_shared].reshape(QUARTERS, plan.quarter_size),
-        m[plan.first_shared : plan.first_code], m[plan.first_code :].reshape(QUARTERS, plan.code_rows, 2),
+        m[plan.first_shared : plan.first_code], m[plan.first_code :].reshape(plan.code_rows, 2),
         state.outside[sm], state.counted[sm], state.control[sm], state.path[sm],
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model.program import IntArray, Opcode
-from .engine import COPY_GROUPS, FETCH, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job
+from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job, longest_fetch
 from .fast_code import AWAY
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
 
@@ -37,12 +37,12 @@ WARP_KINDS = [PLAIN] * 10 + [EVENT, TIME, HELD, TIME, TIME] + [TIME] * SCOREBOAR
 #: An mbarrier's. LANDS: a copy in flight is part of its phase. UNKNOWN + parity: when that phase was over is known outside only.
 PENDING, BYTES_DUE, PHASE, LANDS, UNKNOWN, OVER_AT, DONE, MBARRIER_SIZE = 0, 1, 2, 3, 4, 6, 7, 9
 MBARRIER_KINDS = [PLAIN] * 6 + [TIME] * 3
-#: A sub-partition's. FETCH_FREE: when its fetch port is, and the longest fetch later.
-SERVED, PORT_FREE, PRODUCT_RUNS, FETCH_FREE, PIPE_FREE = range(5)
+#: A sub-partition's.
+SERVED, PORT_FREE, PRODUCT_RUNS, PIPE_FREE = range(4)
 HELD_UP, ENDS = PIPE_FREE + N_PIPES, PIPE_FREE + N_PIPES + 1  # by how much in all, and of the last products, oldest first
-QUARTER_KINDS = [PLAIN] + [TIME] * (3 + N_PIPES) + [TOTAL]
-#: The SM's.
-TENSOR_FREE, SMEM_FREE = range(2)
+QUARTER_KINDS = [PLAIN] + [TIME] * (2 + N_PIPES) + [TOTAL]
+#: The SM's. FETCH_FREE: when its fetch port is, and the longest fetch later.
+TENSOR_FREE, SMEM_FREE, FETCH_FREE = range(3)
 
 #: Outside: of a warp, cp.async's open group, how many are closed, when the last COPY_GROUPS landed, and when loads to its
 #: scoreboards do.
@@ -151,7 +151,7 @@ def plan(job: Job) -> Plan:
     blocks = ((warps, [*WARP_KINDS, *[PLAIN] * rings]), (job.slots * instances, MBARRIER_KINDS))
     quarter = [*QUARTER_KINDS, *[HELD] * job.product_queue]
     code_rows = len(job.stretch_bytes) + 2 if len(job.stretch_bytes) else 0
-    for number, each in (*blocks, (job.slots * NAMED, [PLAIN]), (QUARTERS, quarter), (2, [TIME]), (QUARTERS, [PLAIN] * 2 * code_rows)):
+    for number, each in (*blocks, (job.slots * NAMED, [PLAIN]), (QUARTERS, quarter), (3, [TIME]), (2 * code_rows, [PLAIN])):
         firsts.append(len(kinds))
         kinds += each * number
     outside_mbarrier = warps * OUTSIDE_WARP
@@ -163,7 +163,7 @@ def plan(job: Job) -> Plan:
         bundles=job.bundles, latency=job.latency, rate=job.rate, miss_ppm=job.miss_ppm, mbarriers=job.mbarriers,
         full_count=np.repeat(job.mbarriers[:, 1], job.mbarriers[:, 2]), multicast=job.multicast,
         stretch=job.stretch, stretch_bytes=job.stretch_bytes, code_bytes=job.code_bytes,
-        longest_fetch=int(job.bundles[:, FETCH].max(initial=0)), kinds=np.array(kinds, np.int64), tensors=l2.tensors if l2 else nothing, numbers=l2.numbers if l2 else nothing[0],
+        longest_fetch=longest_fetch(job), kinds=np.array(kinds, np.int64), tensors=l2.tensors if l2 else nothing, numbers=l2.numbers if l2 else nothing[0],
         sizes=l2.sizes if l2 else nothing[0], writes=l2.writes if l2 else nothing[0], capacity=l2.capacity if l2 else 0,
         chip=l2 is not None, dynamic=job.dynamic, persistent=job.persistent, strict=job.record_limit > 0,
         record_limit=job.record_limit, sms=job.sms, slots=job.slots, per_cta=per_cta, warps=warps, instances=instances,
@@ -215,7 +215,7 @@ def state(p: Plan, job: Job, most: int) -> State:
 
 
 def _forget_code(p: Plan, machine: IntArray) -> None:
-    """No sub-partition holds any stretch of code."""
-    tables = machine[:, p.first_code :].reshape(p.sms, QUARTERS, p.code_rows, 2)
-    tables[:, :, :-2] = AWAY
-    tables[:, :, -2:-1] = p.code_rows - 2
+    """No SM holds any stretch of code."""
+    tables = machine[:, p.first_code :].reshape(p.sms, p.code_rows, 2)
+    tables[:, :-2] = AWAY
+    tables[:, -2:-1] = p.code_rows - 2

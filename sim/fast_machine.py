@@ -13,7 +13,7 @@ from ..model.program import Opcode
 
 # isort: off
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FETCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT, PORT_BESIDE,
+    ARRIVAL, BARRIER_BASE, BARRIER_PER_WARP, DELAY, FETCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT, PORT_BESIDE,
     PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_FETCH, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
@@ -84,16 +84,15 @@ def yields(code: Any, bundles: Any, warps: Any, q: Any, w: Any, kind: Any) -> An
 
 
 @part
-def fetch(plan: Any, warps: Any, quarters: Any, codes: Any, w: Any, t: Any, pc: Any) -> None:
+def fetch(plan: Any, warps: Any, shared: Any, cache: Any, w: Any, t: Any, pc: Any) -> None:
     """Note when the code of the bundle that the warp asks for is at hand."""
-    q = w % QUARTERS
     if warps[w, LEFT] == 0 and plan.stretch[pc] >= 0:
-        warps[w, FETCHES] = begin_stretch(codes[q], plan.stretch_bytes, plan.code_bytes, plan.stretch[pc])
+        warps[w, FETCHES] = begin_stretch(cache, plan.stretch_bytes, plan.code_bytes, plan.stretch[pc])
     warps[w, CODE_AT] = 0
     if warps[w, FETCHES]:
-        from_when = max(t, quarters[q, FETCH_FREE], warps[w, GIVEN])  # and the longest fetch later, as those are kept
-        quarters[q, FETCH_FREE] = from_when + plan.bundles[plan.code[pc, 1], FETCH]
-        warps[w, CODE_AT] = quarters[q, FETCH_FREE] - plan.longest_fetch
+        kind, asked = plan.code[pc, 1], max(t, warps[w, GIVEN])  # times are kept with the longest fetch added
+        shared[FETCH_FREE] = max(asked, shared[FETCH_FREE]) + plan.bundles[kind, FETCH]
+        warps[w, CODE_AT] = max(shared[FETCH_FREE], asked + plan.bundles[kind, ARRIVAL]) - plan.longest_fetch
 
 
 @part

@@ -13,6 +13,7 @@ from ..model.instructions import PIPES, Path
 from ..model.program import Opcode
 from ..model.rows import BUNDLE
 from .engine import (
+    ARRIVAL,
     DELAY,
     FETCH,
     FIRST_BESIDE,
@@ -38,6 +39,7 @@ from .engine import (
     STALL_PRODUCT,
     STALL_SCOREBOARD,
     Job,
+    longest_fetch,
 )
 
 SUB_PARTITIONS = 4
@@ -94,6 +96,7 @@ class Bundle:
     delay: int
     spill: int
     fetch: int
+    arrival: int
 
     @staticmethod
     def of(row: list[int]) -> Bundle:
@@ -102,7 +105,7 @@ class Bundle:
 
         alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
         beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
-        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[FETCH])
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[FETCH], row[ARRIVAL])
 
 
 class Sm:
@@ -226,12 +229,12 @@ class Mbarrier:
 
 
 class CodeCache:
-    """Instructions that a sub-partition holds: the stretches of code that its warps began last, as many as fit, and a port
-    through which all others come."""
+    """Instructions that an SM holds: the stretches of code that its warps began last, as many as fit, and a port through which
+    all others come."""
 
     def __init__(self, job: Job) -> None:
         self.begins, self.sizes, self.capacity = job.stretch.tolist(), job.stretch_bytes.tolist(), job.code_bytes
-        self.longest = int(job.bundles[:, FETCH].max(initial=0))  # fetch of a bundle
+        self.longest = longest_fetch(job)
         self.held: dict[int, int] = {}  # bytes of each stretch, oldest first
         self.free = LONG_AGO
 
@@ -246,12 +249,13 @@ class CodeCache:
             self.held.pop(next(iter(self.held)))
         self.held[stretch] = self.sizes[stretch]
 
-    def fetch(self, warp: Warp, cost: int, now: int) -> int:
+    def fetch(self, warp: Warp, bundle: Bundle, now: int) -> int:
         """When the code of the bundle that the warp asks for is at hand."""
         if not warp.fetches:
             return 0
-        self.free = max(self.free, warp.given, now - self.longest) + cost
-        return self.free
+        asked = max(warp.given, now - self.longest)
+        self.free = max(self.free, asked) + bundle.fetch
+        return max(self.free, asked + bundle.arrival)
 
 
 class SubPartition:
@@ -261,10 +265,10 @@ class SubPartition:
     """
 
     def __init__(
-        self, clock: Clock, key: int, job: Job, bundles: list[Bundle], grant: Callable[[SubPartition, Warp], None]
-    ) -> None:
-        self.clock, self.key, self.bundles, self.grant = clock, key, bundles, grant
-        self.code = CodeCache(job)
+        self, clock: Clock, key: int, job: Job, code: CodeCache, bundles: list[Bundle],
+        grant: Callable[[SubPartition, Warp], None],
+    ) -> None:  # fmt: skip
+        self.clock, self.key, self.code, self.bundles, self.grant = clock, key, code, bundles, grant
         self.product_ends = [NEVER_ISSUED] * job.product_queue  # of the last ones issued, without ``held_up``
         self.held_up = 0
         self.members: list[Warp] = []
@@ -280,7 +284,7 @@ class SubPartition:
         warp.ready, warp.served, warp.code_at = True, self.clock.env.event(), 0
         soonest = max(now, self.soonest(warp))
         warp.blocker = self.blocker(warp, soonest)
-        warp.code_at = self.code.fetch(warp, self.bundles[warp.row[BUNDLE]].fetch, now)
+        warp.code_at = self.code.fetch(warp, self.bundles[warp.row[BUNDLE]], now)
         if warp.code_at > soonest:
             soonest, warp.blocker = warp.code_at, STALL_FETCH
         self.arbitrate_at(soonest)
