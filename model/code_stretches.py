@@ -36,7 +36,8 @@ def stretches(program: Program) -> Stretches:
     issues = code[:, OPCODE] == Opcode.ISSUE
     size = np.where(issues, code[:, COUNT] * instructions(program)[code[:, BUNDLE]] * INSTRUCTION_BYTES, 0)
     region = np.cumsum(_region_begins(program))
-    begins, sizes = np.full(len(code), -1), []
+    begins = np.full(len(code), -1)
+    sizes: list[int] = []
     places: dict[tuple[str, int, int], int] = {}  # (code of a role, its region, stretch there) -> number
     for role, end in zip(program.roles, [*(r.start for r in program.roles[1:]), len(code)], strict=True):
         for number in range(region[role.start], region[end - 1] + 1):

@@ -70,24 +70,8 @@ LOOP_DEPTH = 4
 
 #: Why a warp waited, columns of ``Run.stalls``.
 STALLS = (
-    "fma",
-    "alu",
-    "mufu",
-    "tensor",
-    "lsu",
-    "control",
-    "tmem",
-    "port",
-    "smem",
-    "scoreboard",
-    "cp_async",
-    "barrier",
-    "launch",
-    "latency",
-    "mbarrier",
-    "product",
-    "fetch",
-)
+    *PIPES, "port", "smem", "scoreboard", "cp_async", "barrier", "launch", "latency", "mbarrier", "product", "fetch",
+)  # fmt: skip
 (
     STALL_PORT, STALL_SMEM, STALL_SCOREBOARD, STALL_GROUP, STALL_BARRIER, STALL_LAUNCH, STALL_LATENCY, STALL_MBARRIER,
     STALL_PRODUCT, STALL_FETCH,

@@ -28,7 +28,7 @@ from .fast_layout import (
 from .fast_lru import RESIDENT
 from .fast_machine import (
     ADVANCE, BARRIER, COMMIT, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MB_ARRIVE, MB_WAIT, MMA_COMMIT, MMA_WAIT, NAMED_ARRIVE, SKIP,
-    TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD, WGMMA, arrive, choose, complete, due, fetch, hold, instance, issue, known,
+    TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD, WGMMA, arrive, choose, complete, due, hold, instance, issue, known,
     mbarrier_wait, note, renew, share, soonest, stall,
 )  # fmt: skip
 from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
@@ -135,9 +135,7 @@ def resume(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: An
         if op == ISSUE:
             if warps[w, LEFT] == 0:
                 state.row_start[sm, w] = t
-            if plan.stretch_bytes.shape[0] > 0:
-                fetch(plan, warps, own.shared, own.cache, w, t, pc)
-            issue(code, plan.bundles, events, warps, own.quarters, w, t, pc)
+            issue(plan, events, warps, own.quarters, own.shared, own.cache, w, t, pc)
             return np.int64(RUNS)
         if op in (LOOP, END, SKIP):
             if known(control):
@@ -181,9 +179,7 @@ def serve(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any) -> None:
     path = bundles[kind, BUNDLE_PATH]
     warps[w, READY] = 0
     stall(own.counted, lane, warps[w, REASON], t - warps[w, SINCE])
-    warps[w, SINCE] = NEVER
-    if plan.stretch_bytes.shape[0] > 0:
-        warps[w, GIVEN] = t + plan.longest_fetch
+    warps[w, SINCE], warps[w, GIVEN] = NEVER, t + plan.longest_fetch
     goes_on = hold(bundles, warps, own.quarters, own.counted, w, kind, t)
     if bundles[kind, SMEM] > 0 or path == TCGEN05:
         goes_on = share(bundles, plan.latency, warps, own.shared, own.counted, lane, w, kind, code[pc, 3], t, goes_on)
@@ -344,8 +340,8 @@ KEPT_MEMOS = 3
 
 def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
     """The memo of machines like this job's, and the key under which to give it back."""
-    latencies, cache = job.latency[list(MACHINE_LATENCIES)], (job.stretch, job.stretch_bytes)
-    machine = (job.code, job.bundles, latencies, job.warp_start, job.mbarriers, *cache)
+    latencies = job.latency[list(MACHINE_LATENCIES)]
+    machine = (job.code, job.bundles, latencies, job.warp_start, job.mbarriers, job.stretch, job.stretch_bytes)
     digest = hashlib.sha256(repr((job.slots, job.persistent, len(job.rings), job.product_queue, job.code_bytes)).encode())
     for array in machine:
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())

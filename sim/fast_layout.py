@@ -27,8 +27,8 @@ NAMED = 16  # named barriers of a CTA
 PLAIN, TIME, EVENT, HELD, TOTAL = range(5)
 
 #: A warp's numbers, after the events at the row's beginning. LANDING: bits of the scoreboards that a load in flight will set;
-#: BEGUN: it has issued products that it has not committed. FETCHES: its stretch of code is not at hand; CODE_AT: when its bundle's
-#: is; GIVEN: when it was given its last bundle, and the longest fetch later.
+#: BEGUN: it has issued products that it has not committed. FETCHES: its stretch of code is not at hand; CODE_AT: when that of its
+#: bundle is; GIVEN: when it was given its last bundle, and the longest fetch later.
 PC, LEFT, DONE_BYTES, READY, REASON, WAITS_FOR, LANDING, AGAIN, BEGUN, FETCHES, SINCE, RESULT_AT, PRODUCT_UNTIL = range(13)
 CODE_AT, GIVEN, BOARD = range(13, 16)
 PRODUCTS = BOARD + SCOREBOARDS  # when the last GROUPS groups of products are done, newest first
@@ -163,13 +163,15 @@ def plan(job: Job) -> Plan:
         bundles=job.bundles, latency=job.latency, rate=job.rate, miss_ppm=job.miss_ppm, mbarriers=job.mbarriers,
         full_count=np.repeat(job.mbarriers[:, 1], job.mbarriers[:, 2]), multicast=job.multicast,
         stretch=job.stretch, stretch_bytes=job.stretch_bytes, code_bytes=job.code_bytes,
-        longest_fetch=longest_fetch(job), kinds=np.array(kinds, np.int64), tensors=l2.tensors if l2 else nothing, numbers=l2.numbers if l2 else nothing[0],
+        longest_fetch=longest_fetch(job) if code_rows else 0, kinds=np.array(kinds, np.int64),
+        tensors=l2.tensors if l2 else nothing, numbers=l2.numbers if l2 else nothing[0],
         sizes=l2.sizes if l2 else nothing[0], writes=l2.writes if l2 else nothing[0], capacity=l2.capacity if l2 else 0,
         chip=l2 is not None, dynamic=job.dynamic, persistent=job.persistent, strict=job.record_limit > 0,
         record_limit=job.record_limit, sms=job.sms, slots=job.slots, per_cta=per_cta, warps=warps, instances=instances,
         wrap=int(np.lcm.reduce([2 * n for n in stages or [1]])), anchor=_anchor(job), first_warp=firsts[0], warp_size=warp_size,
         first_mbarrier=firsts[1], first_named=firsts[2], first_quarter=firsts[3],
-        first_shared=firsts[4], first_code=firsts[5], code_rows=code_rows, quarter_size=len(quarter), outside_mbarrier=outside_mbarrier,
+        first_shared=firsts[4], first_code=firsts[5], code_rows=code_rows,
+        quarter_size=len(quarter), outside_mbarrier=outside_mbarrier,
         outside_ports=ports, outside_missed=ports + 2,
     )  # fmt: skip
 

@@ -13,15 +13,15 @@ from ..model.program import Opcode
 
 # isort: off
 from .engine import (
-    ARRIVAL, BARRIER_BASE, BARRIER_PER_WARP, DELAY, FETCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT, PORT_BESIDE,
-    PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_FETCH, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
+    ARRIVAL, BARRIER_BASE, BARRIER_PER_WARP, DELAY, FETCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT,
+    PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_FETCH, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
 from .fast_code import begin_stretch
 from .fast_layout import (
-    BEGUN, BOARD, BUSY, CODE_AT, DONE, ENDS, FETCH_FREE, FETCHES, GIVEN, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH, PC, PENDING, PHASE, PIPE_FREE,
-    PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE,
+    BEGUN, BOARD, BUSY, CODE_AT, DONE, ENDS, FETCH_FREE, FETCHES, GIVEN, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH,
+    PC, PENDING, PHASE, PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE,
     SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
 )  # fmt: skip
 from .fast_outside import COMPLETED, GROUPS_LEFT, LANDED, RELEASE, SETTLE, completed, groups_left, landed, settle
@@ -96,9 +96,12 @@ def fetch(plan: Any, warps: Any, shared: Any, cache: Any, w: Any, t: Any, pc: An
 
 
 @part
-def issue(code: Any, bundles: Any, events: Any, warps: Any, quarters: Any, w: Any, t: Any, pc: Any) -> None:
+def issue(plan: Any, events: Any, warps: Any, quarters: Any, shared: Any, cache: Any, w: Any, t: Any, pc: Any) -> None:
     """The warp asks its sub-partition for the next bundle of its row."""
+    code, bundles = plan.code, plan.bundles
     q, kind = w % QUARTERS, code[pc, 1]
+    if plan.code_rows > 0:
+        fetch(plan, warps, shared, cache, w, t, pc)
     if warps[w, LEFT] == 0:
         warps[w, LEFT] = code[pc, 2]
     warps[w, READY] = 1

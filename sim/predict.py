@@ -367,6 +367,7 @@ WAIT_WORDS = {
     "product": "their own products",
     "smem": "the shared-memory port",
     "launch": "CTA launch",
+    "fetch": "instruction fetch",
 }
 
 

@@ -37,7 +37,7 @@ from .engine import (
     deadlock,
 )
 from .reference_memory import ChipMemory
-from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, CodeCache, Mbarrier, NamedBarrier, Sm, SubPartition, Tile, Warp
+from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Tile, Warp
 from .reference_parts import TENSOR as TENSOR_PIPE
 
 Process = Generator[simpy.Event, Any, None]
@@ -61,10 +61,9 @@ class _Machine:
         self.follows: dict[int, int] = {}  # the CTA after each in a persistent slot
         warps = job.sms * job.slots * self.per_cta
         self.sms = [Sm(job) for _ in range(job.sms)]
-        quarters = range(warps, warps + job.sms * SUB_PARTITIONS)
-        caches = [cache for cache in (CodeCache(job) for _ in self.sms) for _ in range(SUB_PARTITIONS)]
         self.quarters = [
-            SubPartition(self.clock, key, job, cache, self.bundles, self.grant) for key, cache in zip(quarters, caches, strict=True)
+            SubPartition(self.clock, warps + i, job, self.sms[i // SUB_PARTITIONS].code, self.bundles, self.grant)
+            for i in range(job.sms * SUB_PARTITIONS)
         ]
         self.homes: list[SubPartition] = []  # by warp number
         self.ctas: list[_Cta | None] = [None] * (job.sms * job.slots)  # by slot

@@ -108,6 +108,36 @@ class Bundle:
         return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[FETCH], row[ARRIVAL])
 
 
+class CodeCache:
+    """Instructions that an SM holds: the stretches of code that its warps began last, as many as fit, and a port through which
+    all others come."""
+
+    def __init__(self, job: Job) -> None:
+        self.begins, self.sizes, self.capacity = job.stretch.tolist(), job.stretch_bytes.tolist(), job.code_bytes
+        self.longest = longest_fetch(job)
+        self.held: dict[int, int] = {}  # bytes of each stretch, oldest first
+        self.free = LONG_AGO
+
+    def begin(self, warp: Warp) -> None:
+        """The warp begins its row of code, and with it, maybe, a stretch."""
+        stretch = self.begins[warp.pc] if self.sizes else -1
+        if stretch < 0:
+            return
+        warp.fetches = stretch not in self.held
+        self.held.pop(stretch, 0)
+        while self.held and sum(self.held.values()) + self.sizes[stretch] > self.capacity:
+            self.held.pop(next(iter(self.held)))
+        self.held[stretch] = self.sizes[stretch]
+
+    def fetch(self, warp: Warp, bundle: Bundle, now: int) -> int:
+        """When the code of the bundle that the warp asks for is at hand."""
+        if not warp.fetches:
+            return 0
+        asked = max(warp.given, now - self.longest)
+        self.free = max(self.free, asked) + bundle.fetch
+        return max(self.free, asked + bundle.arrival)
+
+
 class Sm:
     """What one SM's warps share, each first come, first served: the SMEM port, its share of L2 and HBM, its tensor cores."""
 
@@ -117,6 +147,7 @@ class Sm:
         self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
         self.multicast = job.multicast.tolist()
         self.tensor_free = 0
+        self.code = CodeCache(job)
 
     def queue(self, port: int, tick: int, cost: int) -> int:
         self.free[port] = max(tick, self.free[port]) + cost
@@ -226,36 +257,6 @@ class Mbarrier:
         self.phase += 1
         self.pending, self.over_at = self.count, 0
         return over
-
-
-class CodeCache:
-    """Instructions that an SM holds: the stretches of code that its warps began last, as many as fit, and a port through which
-    all others come."""
-
-    def __init__(self, job: Job) -> None:
-        self.begins, self.sizes, self.capacity = job.stretch.tolist(), job.stretch_bytes.tolist(), job.code_bytes
-        self.longest = longest_fetch(job)
-        self.held: dict[int, int] = {}  # bytes of each stretch, oldest first
-        self.free = LONG_AGO
-
-    def begin(self, warp: Warp) -> None:
-        """The warp begins its row of code, and with it, maybe, a stretch."""
-        stretch = self.begins[warp.pc] if self.sizes else -1
-        if stretch < 0:
-            return
-        warp.fetches = stretch not in self.held
-        self.held.pop(stretch, 0)
-        while self.held and sum(self.held.values()) + self.sizes[stretch] > self.capacity:
-            self.held.pop(next(iter(self.held)))
-        self.held[stretch] = self.sizes[stretch]
-
-    def fetch(self, warp: Warp, bundle: Bundle, now: int) -> int:
-        """When the code of the bundle that the warp asks for is at hand."""
-        if not warp.fetches:
-            return 0
-        asked = max(warp.given, now - self.longest)
-        self.free = max(self.free, asked) + bundle.fetch
-        return max(self.free, asked + bundle.arrival)
 
 
 class SubPartition:

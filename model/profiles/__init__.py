@@ -57,7 +57,8 @@ def origin(label: str) -> str:
 class LoopCounts:
     """What a compiled loop issues per warp and K/V block but for products, in its three ``parts`` (:mod:`..placement`): by
     counter (fma, alu, xu, lsu, other), registers spilled (``stl``, ``ldl``) and stall cycles. ``setup``, ``loads``, ``epilogue``:
-    the same of a tile's code outside the loop, up to its first load, up to its first wait, and after the loop. ``registers`` per thread;
+    the same of a tile's code outside the loop: up to its first load, up to its first wait, after the loop. ``registers`` per
+    thread;
     ``local_bytes``: local memory of a warp; ``frame_bytes``: of a thread, where it is worth asking whether L1 holds it."""
 
     label: str

@@ -86,13 +86,14 @@ def _kernel(schedule: FA2, architecture: str, attention: Attention, far: bool) -
     b = Builder(name=NAME, warps=t.warps, registers=MOST_REGISTERS)
     _buffers(b, t, attention.dtype_bytes)
     step = _Step(b, t, schedule, profile, needs, far=far)
+    tiles = (grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv)
     if schedule.sequence_parallel:
-        _q_block(step, attention)
+        _q_block(step, attention, masked=int(tiles.column("n_masked").max()))
     else:
         _head(step, attention)
     return b.build(
         tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
-        tiles=(grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv),
+        tiles=tiles,
         profile=profile.label if profile else TYPICAL[BUILDS[schedule.build]] if schedule.counts == "binary" else "ideal",
         local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
     )
@@ -276,16 +277,16 @@ class _Step:
             self.b.op("refill", writes="Oacc", **attrs)
 
 
-def _q_block(step: _Step, attention: Attention) -> None:
-    """A CTA's one Q block, against its K/V blocks from the last to the first.
+def _q_block(step: _Step, attention: Attention, masked: int) -> None:
+    """A CTA's one Q block, against its K/V blocks from the last to the first. ``masked``: how many of them need a mask, at most.
 
-    The code of the first ones stands apart, a copy for each of as many as can need a causal mask, or one for that which can
-    pass the end of the keys (the source's ``n_masking_steps``, unrolled); the others are a loop.
+    The code of the first ones stands apart, a copy for each of as many as can need a mask, and at least one (the source's
+    ``n_masking_steps``, unrolled); the others are a loop.
     """
     q, last, t = Index(arg="q_block"), Index(arg="n_blocks", const=-1), step.t
     whole = attention.seqlen_q % t.block_q == attention.seqlen_kv % t.block_kv == 0
-    apart = ceil_div(t.block_q, t.block_kv) + (not whole) if attention.causal else 1
-    masks = (None,) if attention.causal or attention.seqlen_kv % t.block_kv else ()
+    apart = max(masked, ceil_div(t.block_q, t.block_kv) + (not whole) if attention.causal else 1)
+    masks = (None,) if masked else ()
     step.begin(q, first=last, seen=last)
     for before in range(apart):
         this = replace(last, const=-1 - before)
