@@ -50,7 +50,6 @@ from ..model.rows import ARG, OPCODE
 
 TICKS_PER_CYCLE = 100
 
-
 #: Columns of ``Job.bundles``: ticks of the port, of the warp until it may go on, until the result, and at the SMEM port.
 #: Then the same port, gap and pipes beside a running product, how much that product is delayed, bytes of local memory that
 #: are written through to L2, and ticks to fetch its instructions.

@@ -1,9 +1,10 @@
 // How fast does a sub-partition get its instructions? Straight lines of independent FFMAs, passed again and again.
-//   one_body: all warps pass the same line; own_body: warps 0-3 one line, warps 4-7 another of the same size;
+//   one: all warps pass the same line; two: warps 0-3 one line, warps 4-7 another of the same size; four: warps 0, 1, 2 and 3 each
+//   its own, and so on;
 //   tile: a prologue, a first block, `trips` passes of a main block and an epilogue, round after round, as a CTA's tiles are.
-// `issue`: a warp's instructions depend on the ones before it such that it issues every so-manieth cycle. `start`: "together", or
-// "apart", warps begin evenly spread over the time that a pass takes where nothing is waited for. A row gives the
-// cycles of a pass (a round) of a warp: least, mean, median and most over SMs, warps and passes, but for the first and last three.
+// `issue`: a warp's instructions depend on the ones before it such that it issues every so-manieth cycle. `gap`: cycles from the
+// start of one warp to that of the next; besides 0 what spreads them evenly over a pass without waits. A row gives the cycles of a
+// pass (a round) of a warp: least, mean, median and most over SMs, warps and passes, but for the first and last three.
 //   nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o fetch fetch.cu
 //   ./fetch > fetch.csv
 #include <algorithm>
@@ -45,20 +46,21 @@ __device__ __forceinline__ void wait_for_start(int delay) {
 }
 
 template <int kKib, int kChains>
-__global__ void __launch_bounds__(32 * kMostWarps) bodies(unsigned* stamps, float* sink, float x, int delay, bool own) {
+__global__ void __launch_bounds__(32 * kMostWarps) bodies(unsigned* stamps, float* sink, float x, int delay, int lines) {
     float f[kChains];
     for (int i = 0; i < kChains; ++i) f[i] = x + i;
-    int warp = threadIdx.x / 32;
-    bool other = own && warp >= 4;
+    int warp = threadIdx.x / 32, own = lines == 1 ? 0 : lines == 2 ? warp / 4 : warp % 4;
     unsigned* mine = stamps + (blockIdx.x * kMostWarps + warp) * kPasses;
     wait_for_start(delay);
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
         unsigned begin = stamp();
-        if (other)
-            line<kKib, kChains, 1>(f, x);
-        else
-            line<kKib, kChains, 2>(f, x);
+        switch (own) {
+            case 0: line<kKib, kChains, 1>(f, x); break;
+            case 1: line<kKib, kChains, 2>(f, x); break;
+            case 2: line<kKib, kChains, 7>(f, x); break;
+            default: line<kKib, kChains, 8>(f, x);
+        }
         unsigned end = stamp();
         if (threadIdx.x % 32 == 0) mine[pass] = end - begin;
     }
@@ -109,8 +111,8 @@ void measure(const Case& c, DeviceArray<unsigned>& stamps, Launch launch) {
                 sum += passes.back();
             }
     std::sort(passes.begin(), passes.end());
-    std::printf("%s,%d,%d,%d,%d,%d,%s,%u,%.0f,%u,%u\n", c.test, c.kib, c.issue, c.ctas, c.warps, c.trips, c.apart ? "apart" : "together",
-                passes.front(), sum / passes.size(), passes[passes.size() / 2], passes.back());
+    std::printf("%s,%d,%d,%d,%d,%d,%d,%u,%.0f,%u,%u\n", c.test, c.kib, c.issue, c.ctas, c.warps, c.trips, delay, passes.front(),
+                sum / passes.size(), passes[passes.size() / 2], passes.back());
     std::fflush(stdout);
 }
 
@@ -122,14 +124,16 @@ struct Bench {
     template <int kKib, int kChains>
     void bodies_of() {
         constexpr int issue = 4 / std::min(kChains, 4);
-        for (bool own : {false, true})
+        constexpr const char* names[] = {"", "one", "two", "", "four"};
+        for (int lines : {1, 2, 4})
             for (int ctas : {1, sms})
                 for (int warps : {1, 2, 4, 8, 12})
                     for (bool apart : {false, true}) {
-                        if (own && warps != 8) continue;
+                        if (lines == 2 && warps != 8) continue;
+                        if (lines == 4 && (warps != 4 || kKib > 48)) continue;
                         if (warps == 1 && apart) continue;
-                        measure({own ? "own_body" : "one_body", kKib, issue, ctas, warps, 0, apart}, stamps, [&](int delay) {
-                            bodies<kKib, kChains><<<ctas, 32 * warps>>>(stamps.get(), sink, 1.0f, delay, own);
+                        measure({names[lines], kKib, issue, ctas, warps, 0, apart}, stamps, [&](int delay) {
+                            bodies<kKib, kChains><<<ctas, 32 * warps>>>(stamps.get(), sink, 1.0f, delay, lines);
                         });
                     }
     }
@@ -163,7 +167,7 @@ int main() {
     CHECK_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
     DeviceArray<unsigned> stamps(size_t(sms) * kMostWarps * kPasses);
     DeviceArray<float> sink(1);
-    std::printf("test,kib,issue,ctas,warps,trips,start,cycles_least,cycles_mean,cycles_median,cycles_most\n");
+    std::printf("test,kib,issue,ctas,warps,trips,gap,cycles_least,cycles_mean,cycles_median,cycles_most\n");
     Bench bench{sms, stamps, sink.get()};
 #ifndef ISSUE
     bench.all<8>();
