@@ -19,10 +19,15 @@ STRETCH_BYTES = 1024
 
 
 class Stretches(NamedTuple):
-    """``begins``: of each row of code the number of the stretch that begins there, or -1. ``sizes``: bytes of each."""
+    """``rows``: of each row of code the stretch that it lies in or -1, whether that begins there, and how many instructions of it
+    come from the row's first one on. ``sizes``: instructions of each stretch."""
 
-    begins: IntArray
+    rows: IntArray
     sizes: IntArray
+
+    @property
+    def total_bytes(self) -> int:
+        return INSTRUCTION_BYTES * int(self.sizes.sum())
 
 
 def instructions(program: Program) -> IntArray:
@@ -34,30 +39,25 @@ def instructions(program: Program) -> IntArray:
 def stretches(program: Program) -> Stretches:
     code = program.code
     issues = code[:, OPCODE] == Opcode.ISSUE
-    size = np.where(issues, code[:, COUNT] * instructions(program)[code[:, BUNDLE]] * INSTRUCTION_BYTES, 0)
+    size = np.where(issues, code[:, COUNT] * instructions(program)[code[:, BUNDLE]], 0)
     region = np.cumsum(_region_begins(program))
-    begins = np.full(len(code), -1)
-    sizes: list[int] = []
-    places: dict[tuple[str, int, int], int] = {}  # (code of a role, its region, stretch there) -> number
+    found, sizes = np.full((len(code), 3), (-1, 0, 0)), list[int]()
+    numbers: dict[tuple[str, int, int], int] = {}  # (code of a role, its region, stretch there) -> number
     for role, end in zip(program.roles, [*(r.start for r in program.roles[1:]), len(code)], strict=True):
         for number in range(region[role.start], region[end - 1] + 1):
             rows = role.start + np.flatnonzero((region[role.start : end] == number) & (size[role.start : end] > 0))
             before = np.cumsum(size[rows]) - size[rows]
-            part = before // STRETCH_BYTES
-            firsts = np.flatnonzero(np.diff(part, prepend=-1))
-            bounds = np.append(before[firsts], size[rows].sum())
-            for place, first in enumerate(firsts):
+            part = before * INSTRUCTION_BYTES // STRETCH_BYTES
+            for place, of in enumerate(np.unique(part)):
+                inside = rows[part == of]
                 key = (role.code or role.name, int(number - region[role.start]), place)
-                if key not in places:
-                    places[key] = len(sizes)
-                    sizes.append(int(bounds[place + 1] - bounds[place]))
-                begins[rows[first]] = places[key]
-    return Stretches(begins, np.array(sizes, np.int64))
-
-
-def code_bytes(program: Program) -> int:
-    """Of all its roles together."""
-    return int(stretches(program).sizes.sum())
+                if key not in numbers:
+                    numbers[key] = len(sizes)
+                    sizes.append(int(size[inside].sum()))
+                found[inside, 0] = numbers[key]
+                found[inside[0], 1] = 1
+                found[inside, 2] = np.cumsum(size[inside][::-1])[::-1]
+    return Stretches(found, np.array(sizes, np.int64))
 
 
 def _region_begins(program: Program) -> IntArray:

@@ -22,10 +22,10 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
-* Where a Program has more code than a sub-partition's instruction cache holds, a row that begins a stretch of it looks there:
-  the sub-partition holds the stretches that its warps began last, as many as fit. The bundles of one that it does not hold are
-  fetched one by one, first come, first served, from when the warp was given the one before (at most the longest fetch before
-  it asks); none is given before it has come.
+* Where a Program has more code than an SM's instruction cache holds, a row that begins a stretch of it looks there:
+  the SM holds the stretches that its warps began last, as many as fit. One that it does not hold is fetched, first come, first
+  served, from when the warp was given its last bundle (at most the longest bundle's fetch before it asks). Its instructions
+  come one by one, and no warp's bundle is given before its own have come.
 * With a shared L2 each request also queues for the whole L2, and a read waits until its tile has been filled. The first request
   for a tile that L2 does not hold fills all of it from HBM, where also what has to leave for it and is dirty queues.
 * EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later, its barriers
@@ -52,15 +52,15 @@ TICKS_PER_CYCLE = 100
 
 #: Columns of ``Job.bundles``: ticks of the port, of the warp until it may go on, until the result, and at the SMEM port.
 #: Then the same port, gap and pipes beside a running product, how much that product is delayed, bytes of local memory that
-#: are written through to L2, and ticks to fetch its instructions.
+#: are written through to L2, and how many instructions of a binary it stands for.
 BUNDLE_COLUMNS = (
     "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
-    "spill", "fetch", "arrival",
+    "spill", "instructions",
 )  # fmt: skip
 PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
 PORT_BESIDE, GAP_BESIDE, FIRST_BESIDE = (FIRST_PIPE + len(PIPES) + i for i in range(3))
 DELAY = FIRST_BESIDE + len(PIPES)
-SPILL, FETCH, ARRIVAL = DELAY + 1, DELAY + 2, DELAY + 3
+SPILL, INSTRUCTIONS_OF = DELAY + 1, DELAY + 2
 TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
@@ -112,9 +112,9 @@ class Job:
     ``queue``: tile numbers in the order in which free slots take them; persistent CTAs take every (sms x slots)-th, or with
     ``dynamic`` the next one when their first warp asks. ``bundles`` has one row per bundle and the columns of BUNDLE_COLUMNS.
     ``mbarriers``: Program.barrier_table; ``rings``: stages of each ring; ``multicast``: CTAs that share tensor t's requests;
-    ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs. ``stretch``: the number of the
-    stretch of code that begins at a row, else -1; ``stretch_bytes``: of each, none where all of the code is at hand anyway;
-    ``code_bytes``: how much of it a sub-partition holds.
+    ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs. ``stretch``: of each row of
+    code that of ``Stretches.rows``; ``stretch_size``: of each stretch instructions and ticks at the fetch port, none where all of
+    the code is at hand anyway; ``code_held``: how many instructions an SM holds; ``fetch_pace``: ticks from one to the next.
     With ``l2`` all SMs share L2 and HBM, and ``miss_ppm`` is not used.
     """
 
@@ -133,9 +133,10 @@ class Job:
     rings: IntArray
     multicast: IntArray
     product_queue: int = 1
-    stretch: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    stretch_bytes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    code_bytes: int = 0
+    stretch: IntArray = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    stretch_size: IntArray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    code_held: int = 0
+    fetch_pace: int = 0
     persistent: bool = False
     dynamic: bool = False
     l2: SharedL2 | None = None
@@ -180,8 +181,8 @@ def deadlock(tick: int, tile: int, warp: int, row: int) -> str:
 
 
 def longest_fetch(job: Job) -> int:
-    """Ticks of the bundle whose code takes longest to come."""
-    return int(job.bundles[:, [FETCH, ARRIVAL]].max(initial=0))
+    """Ticks until all instructions of a bundle have come, of the longest one."""
+    return job.fetch_pace * int(job.bundles[:, INSTRUCTIONS_OF].max(initial=0))
 
 
 def ticks(cycles: float) -> int:
@@ -198,7 +199,7 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
             counts[i, column[name]] = n
     kinds, prices = [INSTRUCTIONS[name] for name in names], _prices(names, gpu)
     rows: IntArray = counts @ prices
-    rows[:, FETCH], rows[:, ARRIVAL] = _fetches(instructions(program), gpu)
+    rows[:, INSTRUCTIONS_OF] = instructions(program)
     rows[:, RESULT] = (np.minimum(counts, 1)[:, :, None] * prices[None, :, [RESULT]]).max(axis=1, initial=0)[:, 0]
     rows[:, PATH] = (np.minimum(counts, 1) * np.array([int(kind.path) for kind in kinds], np.int64)).max(axis=1, initial=0)
     products = {kind.name: _cta_product if kind.path == Path.TCGEN05 else _product for kind in kinds if kind.columns}
@@ -211,12 +212,6 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
     rows[:, GAP] = np.maximum(rows[:, GAP], np.where(runs_on, 0, pipes))
     rows[:, GAP_BESIDE] = np.maximum(np.maximum(rows[:, GAP_BESIDE], rows[:, GAP]), np.where(runs_on, 0, beside))
     return rows
-
-
-def _fetches(instructions: IntArray, gpu: GPU) -> tuple[list[int], list[int]]:
-    """Ticks at an SM's share of the fetch port, and until they have come, of so many instructions each."""
-    share = gpu.fetch.bytes_per_clk / gpu.sm.count / INSTRUCTION_BYTES
-    return [ticks(n / share) for n in instructions], [ticks(n * gpu.fetch.warp_cycles) for n in instructions]
 
 
 @lru_cache(maxsize=64)  # what candidates of a sweep have in common
@@ -340,7 +335,8 @@ def make_job(
         l2_rate, hbm_rate = gpu.l2.bytes_per_clk_one_sm * l2_clocks, whole_hbm
     starts = [role.start for role in program.roles for _ in range(role.warps)]
     code = stretches(program)
-    tracked = code.sizes.sum() > gpu.fetch.cache_bytes
+    share = gpu.fetch.bytes_per_clk / gpu.sm.count / INSTRUCTION_BYTES
+    sizes = [(n, ticks(n / share)) for n in code.sizes] if code.total_bytes > gpu.fetch.cache_bytes else []
     return Job(
         code=program.code,
         expressions=program.expression_table,
@@ -357,9 +353,10 @@ def make_job(
         rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
         multicast=np.array([tensor.multicast for tensor in program.tensors], dtype=np.int64),
         product_queue=int(gpu.wgmma.queue) if gpu.wgmma else 1,
-        stretch=code.begins if tracked else code.begins[:0],
-        stretch_bytes=code.sizes if tracked else code.sizes[:0],
-        code_bytes=int(gpu.fetch.cache_bytes),
+        stretch=code.rows if sizes else code.rows[:0],
+        stretch_size=np.array(sizes, np.int64).reshape(-1, 2),
+        code_held=int(gpu.fetch.cache_bytes) // INSTRUCTION_BYTES,
+        fetch_pace=ticks(gpu.fetch.warp_cycles),
         persistent=program.persistent,
         dynamic=program.dynamic and l2 is not None,
         l2=l2,

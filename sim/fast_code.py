@@ -1,7 +1,8 @@
 """An SM's instruction cache: which stretches of code its warps began last, as many as fit.
 
-A table with a row for each stretch: the next older and the next newer one, AWAY where it is not held. Two more rows: the ends of
-that list (newest, oldest), and the bytes held. Equal contents in equal order are equal tables, so that the memo can compare them.
+A table with a row for each stretch: the next older and the next newer one, AWAY where it is not held, and when the last of its
+instructions comes. Two more rows: the ends of that list (newest, oldest), and how many instructions are held. Equal contents in
+equal order are equal tables, so that the memo can compare them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 
 from .fast_parts import part
 
-OLDER, NEWER = range(2)
+OLDER, NEWER, COMES, TABLE_COLUMNS = range(4)
+IN, BEGINS, LEFT_OF = range(3)  # columns of Job.stretch
 AWAY = -1
 
 
@@ -20,11 +22,11 @@ def begin_stretch(table: Any, sizes: Any, capacity: Any, stretch: Any) -> Any:
     ends, held = sizes.shape[0], sizes.shape[0] + 1
     missing = table[stretch, OLDER] == AWAY
     if missing:
-        table[held, 0] += sizes[stretch]
+        table[held, 0] += sizes[stretch, 0]
         oldest = table[ends, NEWER]
         while table[held, 0] > capacity and oldest != ends:
             _unlink(table, oldest)
-            table[held, 0] -= sizes[oldest]
+            table[held, 0] -= sizes[oldest, 0]
             table[oldest, OLDER] = table[oldest, NEWER] = AWAY
             oldest = table[ends, NEWER]
     else:

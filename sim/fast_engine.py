@@ -23,7 +23,7 @@ from .engine import PATH as BUNDLE_PATH
 from .fast_layout import (
     AGAIN, BEGUN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GIVEN, GOES_ON, HEAD, HELD_UP, LANDING, LANDS, LAST, LEFT,
     MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, OVER_AT, PATH, PC, PENDING, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON,
-    RECORDING, RECORDS, SINCE, STALLED, STEPS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
+    RECORDING, RECORDS, SINCE, STALLED, STEPS, TABLE_COLUMNS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
 )  # fmt: skip
 from .fast_lru import RESIDENT
 from .fast_machine import (
@@ -223,7 +223,7 @@ def sm_of(plan: Any, state: Any, sm: int) -> Any:
         m[plan.first_mbarrier : plan.first_named].reshape(slots * plan.instances, MBARRIER_SIZE),
         m[plan.first_named : plan.first_quarter].reshape(slots, NAMED),
         m[plan.first_quarter : plan.first_shared].reshape(QUARTERS, plan.quarter_size),
-        m[plan.first_shared : plan.first_code], m[plan.first_code :].reshape(plan.code_rows, 2),
+        m[plan.first_shared : plan.first_code], m[plan.first_code :].reshape(plan.code_rows, TABLE_COLUMNS),
         state.outside[sm], state.counted[sm], state.control[sm], state.path[sm],
     )  # fmt: skip
 
@@ -340,10 +340,9 @@ KEPT_MEMOS = 3
 
 def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
     """The memo of machines like this job's, and the key under which to give it back."""
-    latencies = job.latency[list(MACHINE_LATENCIES)]
-    machine = (job.code, job.bundles, latencies, job.warp_start, job.mbarriers, job.stretch, job.stretch_bytes)
-    digest = hashlib.sha256(repr((job.slots, job.persistent, len(job.rings), job.product_queue, job.code_bytes)).encode())
-    for array in machine:
+    numbers = (job.slots, job.persistent, len(job.rings), job.product_queue, job.code_held, job.fetch_pace)
+    digest, latencies = hashlib.sha256(repr(numbers).encode()), job.latency[list(MACHINE_LATENCIES)]
+    for array in (job.code, job.bundles, latencies, job.warp_start, job.mbarriers, job.stretch, job.stretch_size):
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
     return digest.digest(), _memos.pop(digest.digest(), None) or memo(len(p.kinds), counted, keeps=True)
 

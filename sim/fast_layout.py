@@ -13,7 +13,7 @@ import numpy as np
 
 from ..model.program import IntArray, Opcode
 from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job, longest_fetch
-from .fast_code import AWAY
+from .fast_code import AWAY, COMES, TABLE_COLUMNS
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
 
 QUARTERS = 4
@@ -27,13 +27,13 @@ NAMED = 16  # named barriers of a CTA
 PLAIN, TIME, EVENT, HELD, TOTAL = range(5)
 
 #: A warp's numbers, after the events at the row's beginning. LANDING: bits of the scoreboards that a load in flight will set;
-#: BEGUN: it has issued products that it has not committed. FETCHES: its stretch of code is not at hand; CODE_AT: when that of its
-#: bundle is; GIVEN: when it was given its last bundle, and the longest fetch later.
-PC, LEFT, DONE_BYTES, READY, REASON, WAITS_FOR, LANDING, AGAIN, BEGUN, FETCHES, SINCE, RESULT_AT, PRODUCT_UNTIL = range(13)
-CODE_AT, GIVEN, BOARD = range(13, 16)
+#: BEGUN: it has issued products that it has not committed. CODE_AT: when its bundle's code is at hand; GIVEN: when it was given
+#: its last bundle, and the longest fetch later.
+PC, LEFT, DONE_BYTES, READY, REASON, WAITS_FOR, LANDING, AGAIN, BEGUN, SINCE, RESULT_AT, PRODUCT_UNTIL = range(12)
+CODE_AT, GIVEN, BOARD = range(12, 15)
 PRODUCTS = BOARD + SCOREBOARDS  # when the last GROUPS groups of products are done, newest first
 STEPS = PRODUCTS + GROUPS  # of each ring
-WARP_KINDS = [PLAIN] * 10 + [EVENT, TIME, HELD, TIME, TIME] + [TIME] * SCOREBOARDS + [HELD] * GROUPS
+WARP_KINDS = [PLAIN] * 9 + [EVENT, TIME, HELD, TIME, TIME] + [TIME] * SCOREBOARDS + [HELD] * GROUPS
 #: An mbarrier's. LANDS: a copy in flight is part of its phase. UNKNOWN + parity: when that phase was over is known outside only.
 PENDING, BYTES_DUE, PHASE, LANDS, UNKNOWN, OVER_AT, DONE, MBARRIER_SIZE = 0, 1, 2, 3, 4, 6, 7, 9
 MBARRIER_KINDS = [PLAIN] * 6 + [TIME] * 3
@@ -82,8 +82,9 @@ class Plan(NamedTuple):
     full_count: Any
     multicast: Any
     stretch: Any
-    stretch_bytes: Any
-    code_bytes: int
+    stretch_size: Any
+    code_held: int
+    fetch_pace: int
     longest_fetch: int
     kinds: Any
     tensors: Any
@@ -150,8 +151,9 @@ def plan(job: Job) -> Plan:
     firsts = []
     blocks = ((warps, [*WARP_KINDS, *[PLAIN] * rings]), (job.slots * instances, MBARRIER_KINDS))
     quarter = [*QUARTER_KINDS, *[HELD] * job.product_queue]
-    code_rows = len(job.stretch_bytes) + 2 if len(job.stretch_bytes) else 0
-    for number, each in (*blocks, (job.slots * NAMED, [PLAIN]), (QUARTERS, quarter), (3, [TIME]), (2 * code_rows, [PLAIN])):
+    code_rows = len(job.stretch_size) + 2 if len(job.stretch_size) else 0
+    table = (code_rows, [PLAIN, PLAIN, TIME])
+    for number, each in (*blocks, (job.slots * NAMED, [PLAIN]), (QUARTERS, quarter), (3, [TIME]), table):
         firsts.append(len(kinds))
         kinds += each * number
     outside_mbarrier = warps * OUTSIDE_WARP
@@ -162,7 +164,7 @@ def plan(job: Job) -> Plan:
         code=job.code, expressions=job.expressions, tile_args=job.tile_args, warp_start=job.warp_start, queue=job.queue,
         bundles=job.bundles, latency=job.latency, rate=job.rate, miss_ppm=job.miss_ppm, mbarriers=job.mbarriers,
         full_count=np.repeat(job.mbarriers[:, 1], job.mbarriers[:, 2]), multicast=job.multicast,
-        stretch=job.stretch, stretch_bytes=job.stretch_bytes, code_bytes=job.code_bytes,
+        stretch=job.stretch, stretch_size=job.stretch_size, code_held=job.code_held, fetch_pace=job.fetch_pace,
         longest_fetch=longest_fetch(job) if code_rows else 0, kinds=np.array(kinds, np.int64),
         tensors=l2.tensors if l2 else nothing, numbers=l2.numbers if l2 else nothing[0],
         sizes=l2.sizes if l2 else nothing[0], writes=l2.writes if l2 else nothing[0], capacity=l2.capacity if l2 else 0,
@@ -218,6 +220,6 @@ def state(p: Plan, job: Job, most: int) -> State:
 
 def _forget_code(p: Plan, machine: IntArray) -> None:
     """No SM holds any stretch of code."""
-    tables = machine[:, p.first_code :].reshape(p.sms, p.code_rows, 2)
-    tables[:, :-2] = AWAY
-    tables[:, -2:-1] = p.code_rows - 2
+    tables = machine[:, p.first_code :].reshape(p.sms, p.code_rows, TABLE_COLUMNS)
+    tables[:, :-2, :COMES] = AWAY
+    tables[:, -2:-1, :COMES] = p.code_rows - 2

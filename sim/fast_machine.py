@@ -13,16 +13,16 @@ from ..model.program import Opcode
 
 # isort: off
 from .engine import (
-    ARRIVAL, BARRIER_BASE, BARRIER_PER_WARP, DELAY, FETCH, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LSU_QUEUE, PORT,
+    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, INSTRUCTIONS_OF, LSU_QUEUE, PORT,
     PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_LATENCY, STALL_BARRIER, STALL_FETCH, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
-from .fast_code import begin_stretch
+from .fast_code import BEGINS, COMES, IN, LEFT_OF, begin_stretch
 from .fast_layout import (
-    BEGUN, BOARD, BUSY, CODE_AT, DONE, ENDS, FETCH_FREE, FETCHES, GIVEN, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH,
-    PC, PENDING, PHASE, PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE,
-    SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
+    BEGUN, BOARD, BUSY, CODE_AT, DONE, ENDS, FETCH_FREE, GIVEN, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH, PC,
+    PENDING, PHASE, PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING,
+    RESULT_AT, SCRIPT, SERVED, SINCE, SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
 )  # fmt: skip
 from .fast_outside import COMPLETED, GROUPS_LEFT, LANDED, RELEASE, SETTLE, completed, groups_left, landed, settle
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED, part
@@ -86,13 +86,18 @@ def yields(code: Any, bundles: Any, warps: Any, q: Any, w: Any, kind: Any) -> An
 @part
 def fetch(plan: Any, warps: Any, shared: Any, cache: Any, w: Any, t: Any, pc: Any) -> None:
     """Note when the code of the bundle that the warp asks for is at hand."""
-    if warps[w, LEFT] == 0 and plan.stretch[pc] >= 0:
-        warps[w, FETCHES] = begin_stretch(cache, plan.stretch_bytes, plan.code_bytes, plan.stretch[pc])
+    stretch, left, pace = plan.stretch[pc, IN], plan.code[pc, 2], plan.fetch_pace
     warps[w, CODE_AT] = 0
-    if warps[w, FETCHES]:
-        kind, asked = plan.code[pc, 1], max(t, warps[w, GIVEN])  # times are kept with the longest fetch added
-        shared[FETCH_FREE] = max(asked, shared[FETCH_FREE]) + plan.bundles[kind, FETCH]
-        warps[w, CODE_AT] = max(shared[FETCH_FREE], asked + plan.bundles[kind, ARRIVAL]) - plan.longest_fetch
+    if stretch < 0:
+        return
+    if warps[w, LEFT] > 0:
+        left = warps[w, LEFT]
+    elif plan.stretch[pc, BEGINS] and begin_stretch(cache, plan.stretch_size, plan.code_held, stretch):
+        asked = max(t, warps[w, GIVEN])  # this, and the port's time, with the longest fetch added
+        shared[FETCH_FREE] = max(asked, shared[FETCH_FREE]) + plan.stretch_size[stretch, 1]
+        cache[stretch, COMES] = max(shared[FETCH_FREE], asked + pace * plan.stretch_size[stretch, 0]) - plan.longest_fetch
+    passed = (plan.code[pc, 2] - left + 1) * plan.bundles[plan.code[pc, 1], INSTRUCTIONS_OF]
+    warps[w, CODE_AT] = cache[stretch, COMES] - pace * (plan.stretch[pc, LEFT_OF] - passed)
 
 
 @part
@@ -317,7 +322,7 @@ def renew(
     for lane in range(per_cta):
         v = slot * per_cta + lane
         warps[v, PC] = warp_start[lane]
-        warps[v, RESULT_AT] = warps[v, LANDING] = warps[v, BEGUN] = warps[v, FETCHES] = warps[v, CODE_AT] = warps[v, GIVEN] = 0
+        warps[v, RESULT_AT] = warps[v, LANDING] = warps[v, BEGUN] = warps[v, CODE_AT] = warps[v, GIVEN] = 0
         warps[v, PRODUCT_UNTIL] = NEVER_ISSUED
         for i in range(BOARD, warps.shape[1]):
             warps[v, i] = NEVER_ISSUED if PRODUCTS <= i < STEPS else 0

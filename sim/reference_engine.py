@@ -294,7 +294,6 @@ class _Cta:
         """Issue one row of code, bundle by bundle."""
         quarter = self.machine.homes[warp.number]
         warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[COUNT], 0, self.machine.clock.now
-        quarter.code.begin(warp)
         while warp.left:
             quarter.ask(warp)
             assert warp.served is not None

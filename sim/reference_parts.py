@@ -11,17 +11,16 @@ from simpy.events import EventPriority
 
 from ..model.instructions import PIPES, Path
 from ..model.program import Opcode
-from ..model.rows import BUNDLE
+from ..model.rows import BUNDLE, COUNT
 from .engine import (
-    ARRIVAL,
     DELAY,
-    FETCH,
     FIRST_BESIDE,
     FIRST_PIPE,
     GAP,
     GAP_BESIDE,
     HBM_LATENCY,
     HBM_RATE,
+    INSTRUCTIONS_OF,
     L2_LATENCY,
     L2_RATE,
     LOOP_DEPTH,
@@ -95,8 +94,7 @@ class Bundle:
     smem: int
     delay: int
     spill: int
-    fetch: int
-    arrival: int
+    instructions: int
 
     @staticmethod
     def of(row: list[int]) -> Bundle:
@@ -105,7 +103,7 @@ class Bundle:
 
         alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
         beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
-        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[FETCH], row[ARRIVAL])
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[INSTRUCTIONS_OF])
 
 
 class CodeCache:
@@ -113,29 +111,33 @@ class CodeCache:
     all others come."""
 
     def __init__(self, job: Job) -> None:
-        self.begins, self.sizes, self.capacity = job.stretch.tolist(), job.stretch_bytes.tolist(), job.code_bytes
-        self.longest = longest_fetch(job)
-        self.held: dict[int, int] = {}  # bytes of each stretch, oldest first
+        self.rows, self.sizes = job.stretch.tolist(), job.stretch_size.tolist()
+        self.pace, self.longest, self.capacity = job.fetch_pace, longest_fetch(job), job.code_held
+        self.held: dict[int, int] = {}  # instructions of each stretch, oldest first
+        self.comes = [0] * len(self.sizes)  # when the last of each stretch's instructions does
         self.free = LONG_AGO
 
-    def begin(self, warp: Warp) -> None:
-        """The warp begins its row of code, and with it, maybe, a stretch."""
-        stretch = self.begins[warp.pc] if self.sizes else -1
-        if stretch < 0:
-            return
-        warp.fetches = stretch not in self.held
-        self.held.pop(stretch, 0)
-        while self.held and sum(self.held.values()) + self.sizes[stretch] > self.capacity:
-            self.held.pop(next(iter(self.held)))
-        self.held[stretch] = self.sizes[stretch]
-
-    def fetch(self, warp: Warp, bundle: Bundle, now: int) -> int:
+    def ask(self, warp: Warp, bundle: Bundle, now: int) -> int:
         """When the code of the bundle that the warp asks for is at hand."""
-        if not warp.fetches:
+        stretch, begins, size = self.rows[warp.pc] if self.rows else (-1, 0, 0)
+        if stretch < 0:
             return 0
-        asked = max(warp.given, now - self.longest)
-        self.free = max(self.free, asked) + bundle.fetch
-        return max(self.free, asked + bundle.arrival)
+        passed = warp.row[COUNT] - warp.left
+        if begins and passed == 0 and self._misses(stretch):
+            asked = max(warp.given, now - self.longest)
+            instructions, cost = self.sizes[stretch]
+            self.free = max(self.free, asked) + cost
+            self.comes[stretch] = max(self.free, asked + self.pace * instructions)
+        return int(self.comes[stretch] - self.pace * (size - (passed + 1) * bundle.instructions))
+
+    def _misses(self, stretch: int) -> bool:
+        """Make it the newest one; whether it was not held."""
+        size, misses = self.sizes[stretch][0], stretch not in self.held
+        self.held.pop(stretch, 0)
+        while self.held and sum(self.held.values()) + size > self.capacity:
+            self.held.pop(next(iter(self.held)))
+        self.held[stretch] = size
+        return misses
 
 
 class Sm:
@@ -195,7 +197,6 @@ class Warp:
         self.board, self.result_at = [0] * SCOREBOARDS, 0
         self.open_until, self.product_until = 0, NEVER_ISSUED  # a product's end is kept without what will hold it up
         self.begun = False  # it has issued products that it has not committed yet
-        self.fetches = False  # its stretch of code is not at hand
         self.given, self.code_at = LONG_AGO, 0  # when it got its last bundle, and the code of the one that it asks for
         self.groups: list[int] = []  # when each closed cp.async group has landed
         self.products: list[int] = []  # when each closed group of products is done
@@ -285,7 +286,7 @@ class SubPartition:
         warp.ready, warp.served, warp.code_at = True, self.clock.env.event(), 0
         soonest = max(now, self.soonest(warp))
         warp.blocker = self.blocker(warp, soonest)
-        warp.code_at = self.code.fetch(warp, self.bundles[warp.row[BUNDLE]], now)
+        warp.code_at = self.code.ask(warp, self.bundles[warp.row[BUNDLE]], now)
         if warp.code_at > soonest:
             soonest, warp.blocker = warp.code_at, STALL_FETCH
         self.arbitrate_at(soonest)

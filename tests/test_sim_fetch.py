@@ -11,7 +11,7 @@ import pytest
 from engine_jobs import both, job_of
 
 from flashsim import Attention, get_schedule, load_gpu, simulate
-from flashsim.model.code_stretches import STRETCH_BYTES, stretches
+from flashsim.model.code_stretches import INSTRUCTION_BYTES, STRETCH_BYTES, stretches
 from flashsim.model.instructions import INSTRUCTIONS
 from flashsim.model.program import Index, Opcode, Program, Tiles
 from flashsim.model.rows import BUNDLE, COUNT, OPCODE
@@ -64,8 +64,8 @@ def test_two_lines_share_the_cache_and_the_port(kib: int) -> None:
 
 
 def test_code_that_fits_is_not_tracked() -> None:
-    assert len(job_of(lines(28, warps=4), "h200").stretch_bytes) == 0
-    assert len(job_of(lines(36, warps=4), "h200").stretch_bytes) > 30
+    assert len(job_of(lines(28, warps=4), "h200").stretch_size) == 0
+    assert len(job_of(lines(36, warps=4), "h200").stretch_size) > 30
 
 
 def fa2(head_dim: int, seqlen: int, *, causal: bool) -> Program:
@@ -74,32 +74,37 @@ def fa2(head_dim: int, seqlen: int, *, causal: bool) -> Program:
 
 
 @pytest.mark.parametrize(
-    "head_dim, causal, executed",
+    ("head_dim", "causal", "executed"),
     [(64, True, 4252), (64, False, 3940), (128, True, 5122), (128, False, 3304)],
 )
-def test_fa2_has_as_much_code_as_its_binary(head_dim: int, causal: bool, executed: int) -> None:
-    """Instructions of PyTorch's kernels for sm_90 up to the end of the epilogue, counted in their SASS; masking takes some more."""
-    assert stretches(fa2(head_dim, 512, causal=causal)).sizes.sum() / 16 == pytest.approx(executed, rel=0.08)
+def test_fa2_has_the_code_of_its_binary(head_dim: int, causal: bool, executed: int) -> None:
+    """Instructions of PyTorch's kernels for sm_90 up to the end of the epilogue, in their SASS; masking takes some more."""
+    assert stretches(fa2(head_dim, 512, causal=causal)).sizes.sum() == pytest.approx(executed, rel=0.08)
 
 
-@pytest.mark.parametrize("schedule, gpu", [("fa2", "h200"), ("fa3", "h200"), ("fa4", "b200"), ("gluon", "b200"), ("triton", "h200")])
-def test_stretches_hold_each_instruction_once(schedule: str, gpu: str) -> None:
-    """All sizes add up to the code of roles that differ; a stretch is short, and none goes on behind a jump's target."""
-    program = get_schedule(schedule).lower(load_gpu(gpu), Attention(batch=1, heads_q=4, seqlen_q=1024, head_dim=128, causal=True))[0]
+ON = {"fa2": "h200", "fa3": "h200", "fa4": "b200", "gluon": "b200", "triton": "h200"}
+
+
+@pytest.mark.parametrize("schedule", ON)
+def test_stretches_hold_each_instruction_once(schedule: str) -> None:
+    """All sizes add up to the code of roles that differ; a stretch is short, and a new one begins behind each jump."""
+    problem = Attention(batch=1, heads_q=4, seqlen_q=1024, head_dim=128, causal=True)
+    program = get_schedule(schedule).lower(load_gpu(ON[schedule]), problem)[0]
     found, code = stretches(program), program.code
     ends = [*(role.start for role in program.roles[1:]), len(code)]
-    total = {}
+    total: dict[str, int] = {}
     for role, end in zip(program.roles, ends, strict=True):
         rows = [row for row in code[role.start : end] if row[OPCODE] == Opcode.ISSUE]
-        real = [n * int(row[COUNT]) for row in rows for name, n in program.bundles[row[BUNDLE]] if INSTRUCTIONS[name].counter != "none"]
-        total[role.code or role.name] = max(total.get(role.code or role.name, 0), sum(real) * 16)
+        counted = [(INSTRUCTIONS[name], n * int(row[COUNT])) for row in rows for name, n in program.bundles[row[BUNDLE]]]
+        name = role.code or role.name
+        total[name] = max(total.get(name, 0), sum(n for kind, n in counted if kind.counter != "none"))
     assert found.sizes.sum() == pytest.approx(sum(total.values()), rel=0.01)
-    assert found.sizes.max() <= 2 * STRETCH_BYTES
-    jumps = np.flatnonzero(np.isin(code[:, OPCODE], (Opcode.LOOP, Opcode.END)))
-    for jump in jumps:
-        issues = [i for i in range(jump + 1, len(code)) if code[i, OPCODE] == Opcode.ISSUE]
-        if issues and not np.isin(code[jump + 1 : issues[0], OPCODE], (Opcode.EXIT,)).any():
-            assert found.begins[issues[0]] >= 0 or program.bundles[code[issues[0], BUNDLE]] == (("stall", 1),)
+    assert found.sizes.max() * INSTRUCTION_BYTES <= 2 * STRETCH_BYTES
+    within = found.rows[found.rows[:, 0] >= 0]
+    assert (within[within[:, 1] == 1][:, 2] == found.sizes[within[within[:, 1] == 1][:, 0]]).mean() > 0.9
+    for jump in np.flatnonzero(np.isin(code[:, OPCODE], (Opcode.LOOP, Opcode.END, Opcode.SKIP_IF_NEGATIVE))):
+        after = next((i for i in range(jump + 1, len(code)) if found.rows[i, 0] >= 0 or code[i, OPCODE] == Opcode.EXIT), None)
+        assert after is None or code[after, OPCODE] == Opcode.EXIT or found.rows[after, 1] == 1
 
 
 def job(program: Program, **changed: int) -> Job:
@@ -108,15 +113,15 @@ def job(program: Program, **changed: int) -> Job:
 
 @pytest.mark.parametrize("kib", [1, 8, 20, 32, 40])
 def test_engines_agree_whatever_the_cache_holds(kib: int) -> None:
-    run = both(job(fa2(64, 512, causal=True), code_bytes=kib * 1024))
+    run = both(job(fa2(64, 512, causal=True), code_held=kib * 64))
     assert (run.stalls[:, :, STALL_FETCH] > 0).any()
 
 
 def test_a_larger_cache_waits_less_and_one_that_holds_all_only_once() -> None:
     program = fa2(64, 512, causal=True)
-    waits = [both(job(program, code_bytes=kib * 1024)).stalls[:, :, STALL_FETCH].sum() for kib in (8, 32, 48, 80)]
+    waits = [both(job(program, code_held=kib * 64)).stalls[:, :, STALL_FETCH].sum() for kib in (8, 32, 48, 80)]
     assert waits[0] > waits[1] > waits[2] > waits[3]
-    everything = both(job(program, code_bytes=80 * 1024))
+    everything = both(job(program, code_held=80 * 64))
     assert waits[3] < 0.05 * everything.stalls.sum()
 
 
