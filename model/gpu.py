@@ -111,6 +111,15 @@ class Latency(Section):
     branch: Cycles
 
 
+class Fetch(Section):
+    """Instructions: bytes that an SM's cache holds, what the next level gives all SMs together, and cycles an instruction at
+    which one warp alone gets them from there."""
+
+    cache_bytes: Bytes
+    bytes_per_clk: BytesPerClk
+    warp_cycles: Cycles
+
+
 class Smem(Section):
     """The SM's shared-memory port."""
 
@@ -274,6 +283,7 @@ class GPU(Section):
     warp: Costs
     result: Costs
     latency: Latency
+    fetch: Fetch
     smem: Smem
     l2: L2
     hbm: Hbm

@@ -50,6 +50,10 @@ def silent(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: in
     """Structure (loop, when), and what the access before it did already, issue nothing."""
 
 
+def setup(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
+    emit.issue("control", 1)  # the CTA's number; how much address arithmetic follows only a binary tells
+
+
 def load_async(emit: Emitter, s: Statement, buffers: Mapping[str, Buffer], warps: int) -> None:
     size = buffers[s.writes[0]].size_bytes // warps
     emit.issue("ldgsts", -(-size // WARP_VECTOR_BYTES), total_bytes=size)

@@ -34,6 +34,7 @@ def _op(name: str, units: str, lower: Lowering, means: Meaning, source: str, com
 
 
 _ROWS = (
+    _op("setup", "fma, alu", lowering.setup, meaning.nothing, "a tile's addresses and row numbers, before its first load"),
     _op("load_async", "lsu, L2, HBM, SMEM", lowering.load_async, meaning.load, "PTX cp.async", "its commit group"),
     _op("load", "lsu, L2, HBM", lowering.load, meaning.load, "PTX ld.global", "its scoreboard"),
     _op("wait_load", "-", lowering.wait_load, meaning.nothing, "SASS scoreboard"),

@@ -148,12 +148,14 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """Warps that run the same code: their number, registers per thread and first row of ``Program.code``."""
+    """Warps that run the same code: their number, registers per thread and first row of ``Program.code``. ``code``: what roles
+    have in common that run the same code of a binary, each with its own barriers."""
 
     name: str
     warps: int
     registers: int
     start: int
+    code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

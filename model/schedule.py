@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Protocol, cast, runtime_checkable
@@ -110,11 +111,12 @@ class Builder:
     # --- roles, buffers, barriers ---
 
     @contextmanager
-    def role(self, name: str, *, warps: int, registers: int) -> Iterator[None]:
-        """Warps that run what the block adds; ``registers`` per thread after they have traded (setmaxnreg)."""
+    def role(self, name: str, *, warps: int, registers: int, code: str = "") -> Iterator[None]:
+        """Warps that run what the block adds; ``registers`` per thread after they have traded (setmaxnreg). ``code``: a name
+        that roles share whose warps a binary runs through the same instructions."""
         if self.single:
             raise ValueError(f"{self.name} was opened with its one role; leave warps out to add role {name!r}")
-        self.roles.append(Role(name=name, warps=warps, registers=registers, start=len(self.rows)))
+        self.roles.append(Role(name=name, warps=warps, registers=registers, start=len(self.rows), code=code))
         self.warps = warps
         yield
         self._exit()
@@ -374,10 +376,7 @@ class Builder:
         """Where each role's code begins now that it is packed: after the EXIT of the role before it."""
         exits = [i for i, row in enumerate(self.rows.code) if row[OPCODE] == Opcode.EXIT]
         starts = [0, *(i + 1 for i in exits[:-1])]
-        self.roles = [
-            Role(name=r.name, warps=r.warps, registers=r.registers, start=start)
-            for r, start in zip(self.roles, starts, strict=True)
-        ]
+        self.roles = [replace(role, start=start) for role, start in zip(self.roles, starts, strict=True)]
 
     def _expression(self, index: Index) -> int:
         return self.expressions.setdefault(index, len(self.expressions))

@@ -25,6 +25,10 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
 * A request of a block that ends with its tensor moves what there is of it.
+* Where a Program has more code than an SM's instruction cache holds, a row that begins a stretch of it looks there:
+  the SM holds the stretches that its warps began last, as many as fit. One that it does not hold is fetched, first come, first
+  served, from when the warp was given its last bundle (at most the longest bundle's fetch before it asks). Its instructions
+  come one by one, and no warp's bundle is given before its own have come.
 * With a shared L2 each request also queues for the whole L2, and a read waits until its tile has been filled. The first request
   for a tile that L2 does not hold fills all of it from HBM; the first that writes a tile queues there as well. L2 and HBM serve
   all SMs that wait evenly, each SM's requests in order (:mod:`.fast_share`), so what other SMs ask for later puts off when loads
@@ -43,6 +47,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..model.code_stretches import INSTRUCTION_BYTES, instructions, stretches
 from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS, PIPES, Instruction, Path
 from ..model.program import IntArray, Opcode, Program
@@ -50,18 +55,17 @@ from ..model.rows import ARG, OPCODE
 
 TICKS_PER_CYCLE = 100
 
-
 #: Columns of ``Job.bundles``: ticks of the port, of the warp until it may go on, until the result, and at the SMEM port.
-#: Then the same port, gap and pipes beside a running product, how much that product is delayed, and bytes of local memory that
-#: are written through to L2.
+#: Then the same port, gap and pipes beside a running product, how much that product is delayed, bytes of local memory that
+#: are written through to L2, and how many instructions of a binary it stands for.
 BUNDLE_COLUMNS = (
     "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
-    "spill", "smem_beside",
+    "spill", "smem_beside", "instructions",
 )  # fmt: skip
 PORT, GAP, RESULT, PATH, SMEM, FIRST_PIPE = range(6)
 PORT_BESIDE, GAP_BESIDE, FIRST_BESIDE = (FIRST_PIPE + len(PIPES) + i for i in range(3))
 DELAY = FIRST_BESIDE + len(PIPES)
-SPILL, SMEM_BESIDE = DELAY + 1, DELAY + 2
+SPILL, SMEM_BESIDE, INSTRUCTIONS_OF = DELAY + 1, DELAY + 2, DELAY + 3
 TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses it
 
 SCOREBOARDS = 6
@@ -70,12 +74,11 @@ LOOP_DEPTH = 4
 
 #: Why a warp waited, columns of ``Run.stalls``.
 STALLS = (
-    "fma", "alu", "mufu", "tensor", "lsu", "control", "tmem", "port", "smem", "scoreboard", "cp_async", "barrier", "launch",
-    "latency", "mbarrier", "product",
+    *PIPES, "port", "smem", "scoreboard", "cp_async", "barrier", "launch", "latency", "mbarrier", "product", "fetch",
 )  # fmt: skip
 (
     STALL_PORT, STALL_SMEM, STALL_SCOREBOARD, STALL_GROUP, STALL_BARRIER, STALL_LAUNCH, STALL_LATENCY, STALL_MBARRIER,
-    STALL_PRODUCT,
+    STALL_PRODUCT, STALL_FETCH,
 ) = range(len(PIPES), len(STALLS))  # fmt: skip
 
 #: Rows of ``Job.latency``.
@@ -116,7 +119,10 @@ class Job:
     ``dynamic`` the next one when their first warp asks. ``bundles`` has one row per bundle and the columns of BUNDLE_COLUMNS.
     ``mbarriers``: Program.barrier_table; ``rings``: stages of each ring; ``multicast``: CTAs that share tensor t's requests;
     ``product_queue``: warpgroup products that a sub-partition holds, with the one that runs. ``block_bytes``: of each tensor's
-    blocks, of which tensor t's are ``blocks[t]`` (first, number); a block that ends with the tensor asks for less.
+    blocks, of which tensor t's are ``blocks[t]`` (first, number); a block that ends with the tensor asks for less. ``stretch``:
+    of each row of code that of ``Stretches.rows``; ``stretch_size``: of each stretch instructions and ticks at the fetch port,
+    none where all of the code is at hand anyway; ``code_held``: how many instructions an SM holds; ``fetch_pace``: ticks from
+    one to the next.
     With ``l2`` all SMs share L2 and HBM, and ``miss_ppm`` is not used.
     """
 
@@ -135,6 +141,10 @@ class Job:
     rings: IntArray
     multicast: IntArray
     product_queue: int = 1
+    stretch: IntArray = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    stretch_size: IntArray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    code_held: int = 0
+    fetch_pace: int = 0
     persistent: bool = False
     dynamic: bool = False
     blocks: IntArray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
@@ -180,6 +190,11 @@ def deadlock(tick: int, tile: int, warp: int, row: int) -> str:
     return f"deadlock at tick {tick}: no event is left and tile {tile} has not ended; its warp {warp} waits at code row {row}"
 
 
+def longest_fetch(job: Job) -> int:
+    """Ticks until all instructions of a bundle have come, of the longest one."""
+    return job.fetch_pace * int(job.bundles[:, INSTRUCTIONS_OF].max(initial=0))
+
+
 def ticks(cycles: float) -> int:
     return round(cycles * TICKS_PER_CYCLE)
 
@@ -194,6 +209,7 @@ def bundle_table(program: Program, gpu: GPU) -> IntArray:
             counts[i, column[name]] = n
     kinds, prices = [INSTRUCTIONS[name] for name in names], _prices(names, gpu)
     rows: IntArray = counts @ prices
+    rows[:, INSTRUCTIONS_OF] = instructions(program)
     rows[:, RESULT] = (np.minimum(counts, 1)[:, :, None] * prices[None, :, [RESULT]]).max(axis=1, initial=0)[:, 0]
     rows[:, PATH] = (np.minimum(counts, 1) * np.array([int(kind.path) for kind in kinds], np.int64)).max(axis=1, initial=0)
     products = {kind.name: _cta_product if kind.path == Path.TCGEN05 else _product for kind in kinds if kind.columns}
@@ -334,6 +350,9 @@ def make_job(
     starts = [role.start for role in program.roles for _ in range(role.warps)]
     sizes = [tensor.block_sizes() for tensor in program.tensors]
     numbers = np.array([len(each) for each in sizes], np.int64)
+    code = stretches(program)
+    share = gpu.fetch.bytes_per_clk / gpu.sm.count / INSTRUCTION_BYTES
+    sizes = [(n, ticks(n / share)) for n in code.sizes] if code.total_bytes > gpu.fetch.cache_bytes else []
     return Job(
         code=program.code,
         expressions=program.expression_table,
@@ -352,6 +371,10 @@ def make_job(
         product_queue=int(gpu.wgmma.queue) if gpu.wgmma else 1,
         blocks=np.column_stack((np.cumsum(numbers) - numbers, numbers)),
         block_bytes=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
+        stretch=code.rows if sizes else code.rows[:0],
+        stretch_size=np.array(sizes, np.int64).reshape(-1, 2),
+        code_held=int(gpu.fetch.cache_bytes) // INSTRUCTION_BYTES,
+        fetch_pace=ticks(gpu.fetch.warp_cycles),
         persistent=program.persistent,
         dynamic=program.dynamic and l2 is not None,
         l2=l2,

@@ -21,9 +21,9 @@ from .engine import (
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
 from .fast_layout import (
-    AGAIN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GOES_ON, HEAD, LANDING, LANDS, LAST, LEFT,
+    AGAIN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GIVEN, GOES_ON, HEAD, LANDING, LANDS, LAST, LEFT,
     MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, PATH, PC, QUARTERS, READY, REASON,
-    RECORDING, RECORDS, SINCE, STALLED, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
+    RECORDING, RECORDS, SINCE, STALLED, TABLE_COLUMNS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
 )  # fmt: skip
 from .fast_lru import RESIDENT
 from .fast_machine import (
@@ -50,6 +50,7 @@ class Sm(NamedTuple):
     named: Any
     quarters: Any
     shared: Any
+    cache: Any
     outside: Any
     counted: Any
     control: Any
@@ -88,7 +89,7 @@ def resume(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: An
         if op == ISSUE:
             if warps[w, LEFT] == 0:
                 state.row_start[sm, w] = t
-            issue(code, plan.bundles, events, warps, own.quarters, w, t, pc)
+            issue(plan, events, warps, own.quarters, own.shared, own.cache, w, t, pc)
             return np.int64(RUNS)
         if op in (LOOP, END, SKIP):
             if known(control):
@@ -138,7 +139,7 @@ def serve(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any) -> None:
     path = bundles[kind, BUNDLE_PATH]
     warps[w, READY] = 0
     stall(own.counted, lane, warps[w, REASON], t - warps[w, SINCE])
-    warps[w, SINCE] = NEVER
+    warps[w, SINCE], warps[w, GIVEN] = NEVER, t + plan.longest_fetch
     goes_on = hold(bundles, warps, own.quarters, own.counted, w, kind, t)
     if bundles[kind, SMEM] > 0 or path == TCGEN05:
         goes_on = share(plan, own, lane, w, kind, code[pc, 3], t, goes_on)
@@ -181,7 +182,8 @@ def sm_of(plan: Any, state: Any, sm: int) -> Any:
         m[: plan.first_warp], m[plan.first_warp : plan.first_mbarrier].reshape(plan.warps, plan.warp_size),
         m[plan.first_mbarrier : plan.first_named].reshape(slots * plan.instances, MBARRIER_SIZE),
         m[plan.first_named : plan.first_quarter].reshape(slots, NAMED),
-        m[plan.first_quarter : plan.first_shared].reshape(QUARTERS, plan.quarter_size), m[plan.first_shared :],
+        m[plan.first_quarter : plan.first_shared].reshape(QUARTERS, plan.quarter_size),
+        m[plan.first_shared : plan.first_code], m[plan.first_code :].reshape(plan.code_rows, TABLE_COLUMNS),
         state.outside[sm], state.counted[sm], state.control[sm], state.path[sm],
     )  # fmt: skip
 
@@ -296,9 +298,9 @@ KEPT_MEMOS = 3
 
 def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
     """The memo of machines like this job's, and the key under which to give it back."""
-    machine = (job.code, job.bundles, job.latency[list(MACHINE_LATENCIES)], job.warp_start, job.mbarriers)
-    digest = hashlib.sha256(repr((job.slots, job.persistent, job.l2 is None, len(job.rings), job.product_queue)).encode())
-    for array in machine:
+    numbers = (job.slots, job.persistent, job.l2 is None, len(job.rings), job.product_queue, job.code_held, job.fetch_pace)
+    digest, latencies = hashlib.sha256(repr(numbers).encode()), job.latency[list(MACHINE_LATENCIES)]
+    for array in (job.code, job.bundles, latencies, job.warp_start, job.mbarriers, job.stretch, job.stretch_size):
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
     return digest.digest(), _memos.pop(digest.digest(), None) or memo(len(p.kinds), counted, keeps=True)
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model.program import IntArray, Opcode
-from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job
+from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job, longest_fetch
+from .fast_code import AWAY, COMES, TABLE_COLUMNS
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
 from .fast_share import KEPT, QUEUE_SIZE
 
@@ -27,11 +28,13 @@ NAMED = 16  # named barriers of a CTA
 PLAIN, TIME, EVENT, HELD, TOTAL = range(5)
 
 #: A warp's numbers, after the events at the row's beginning. LANDING: bits of the scoreboards that a load in flight will set;
-#: BEGUN: it has issued products that it has not committed.
-PC, LEFT, DONE_BYTES, READY, REASON, WAITS_FOR, LANDING, AGAIN, BEGUN, SINCE, RESULT_AT, PRODUCT_UNTIL, BOARD = range(13)
+#: BEGUN: it has issued products that it has not committed. CODE_AT: when its bundle's code is at hand; GIVEN: when it was given
+#: its last bundle, and the longest fetch later.
+PC, LEFT, DONE_BYTES, READY, REASON, WAITS_FOR, LANDING, AGAIN, BEGUN, SINCE, RESULT_AT, PRODUCT_UNTIL = range(12)
+CODE_AT, GIVEN, BOARD = range(12, 15)
 PRODUCTS = BOARD + SCOREBOARDS  # when the last GROUPS groups of products are done, newest first
 STEPS = PRODUCTS + GROUPS  # of each ring
-WARP_KINDS = [PLAIN] * 9 + [EVENT, TIME, HELD] + [TIME] * SCOREBOARDS + [HELD] * GROUPS
+WARP_KINDS = [PLAIN] * 9 + [EVENT, TIME, HELD, TIME, TIME] + [TIME] * SCOREBOARDS + [HELD] * GROUPS
 #: An mbarrier's. LANDS: a copy in flight is part of its phase. UNKNOWN + parity: when that phase was over is known outside only.
 PENDING, BYTES_DUE, PHASE, LANDS, UNKNOWN, OVER_AT, DONE, MBARRIER_SIZE = 0, 1, 2, 3, 4, 6, 7, 9
 MBARRIER_KINDS = [PLAIN] * 6 + [TIME] * 3
@@ -39,8 +42,8 @@ MBARRIER_KINDS = [PLAIN] * 6 + [TIME] * 3
 SERVED, PORT_FREE, PRODUCT_RUNS, PIPE_FREE = range(4)
 HELD_UP, ENDS = PIPE_FREE + N_PIPES, PIPE_FREE + N_PIPES + 1  # by how much in all, and of the last products, oldest first
 QUARTER_KINDS = [PLAIN] + [TIME] * (2 + N_PIPES) + [TOTAL]
-#: The SM's.
-TENSOR_FREE, SMEM_FREE = range(2)
+#: The SM's. FETCH_FREE: when its fetch port is, and the longest fetch later.
+TENSOR_FREE, SMEM_FREE, FETCH_FREE = range(3)
 
 #: Outside: of a warp, cp.async's open group, how many are closed, when the last COPY_GROUPS landed, and when loads to its
 #: scoreboards do.
@@ -79,6 +82,11 @@ class Plan(NamedTuple):
     multicast: Any
     blocks: Any
     block_bytes: Any
+    stretch: Any
+    stretch_size: Any
+    code_held: int
+    fetch_pace: int
+    longest_fetch: int
     kinds: Any
     tensors: Any
     numbers: Any
@@ -103,6 +111,8 @@ class Plan(NamedTuple):
     first_named: int
     first_quarter: int
     first_shared: int
+    first_code: int
+    code_rows: int
     quarter_size: int
     outside_mbarrier: int
     outside_ports: int
@@ -147,7 +157,9 @@ def plan(job: Job) -> Plan:
     firsts = []
     blocks = ((warps, [*WARP_KINDS, *[PLAIN] * rings]), (job.slots * instances, MBARRIER_KINDS))
     quarter = [*QUARTER_KINDS, *[HELD] * job.product_queue]
-    for number, each in (*blocks, (job.slots * NAMED, [PLAIN]), (QUARTERS, quarter), (2, [TIME])):
+    code_rows = len(job.stretch_size) + 2 if len(job.stretch_size) else 0
+    table = (code_rows, [PLAIN, PLAIN, TIME])
+    for number, each in (*blocks, (job.slots * NAMED, [PLAIN]), (QUARTERS, quarter), (3, [TIME]), table):
         firsts.append(len(kinds))
         kinds += each * number
     outside_mbarrier = warps * OUTSIDE_WARP
@@ -158,15 +170,16 @@ def plan(job: Job) -> Plan:
         code=job.code, expressions=job.expressions, tile_args=job.tile_args, warp_start=job.warp_start, queue=job.queue,
         bundles=job.bundles, latency=job.latency, rate=job.rate, miss_ppm=job.miss_ppm, mbarriers=job.mbarriers,
         full_count=np.repeat(job.mbarriers[:, 1], job.mbarriers[:, 2]), multicast=job.multicast,
-        blocks=job.blocks, block_bytes=job.block_bytes,
+        blocks=job.blocks, block_bytes=job.block_bytes, stretch=job.stretch, stretch_size=job.stretch_size,
+        code_held=job.code_held, fetch_pace=job.fetch_pace, longest_fetch=longest_fetch(job) if code_rows else 0,
         kinds=np.array(kinds, np.int64), tensors=l2.tensors if l2 else nothing, numbers=l2.numbers if l2 else nothing[0],
         sizes=l2.sizes if l2 else nothing[0], writes=l2.writes if l2 else nothing[0], capacity=l2.capacity if l2 else 0,
         chip=l2 is not None, dynamic=job.dynamic, persistent=job.persistent, strict=job.record_limit > 0,
         record_limit=job.record_limit, sms=job.sms, slots=job.slots, per_cta=per_cta, warps=warps, instances=instances,
         wrap=int(np.lcm.reduce([2 * n for n in stages or [1]])), anchor=_anchor(job), first_warp=firsts[0], warp_size=warp_size,
         first_mbarrier=firsts[1], first_named=firsts[2], first_quarter=firsts[3],
-        first_shared=firsts[4], quarter_size=len(quarter), outside_mbarrier=outside_mbarrier,
-        outside_ports=ports, outside_missed=ports + 3,
+        first_shared=firsts[4], first_code=firsts[5], code_rows=code_rows,
+        quarter_size=len(quarter), outside_mbarrier=outside_mbarrier, outside_ports=ports, outside_missed=ports + 3,
     )  # fmt: skip
 
 
@@ -195,6 +208,7 @@ def state(p: Plan, job: Job, most: int) -> State:
         machine[:, p.first_warp + w * p.warp_size + WAITS_FOR] = -1
     for c in range(p.slots * p.instances):
         machine[:, p.first_mbarrier + c * MBARRIER_SIZE + PENDING] = p.full_count[c % p.instances]
+    _forget_code(p, machine)
     control = zeros(p.sms, CONTROL_SIZE)
     control[:, SEGMENT] = control[:, GOES_ON] = -1
     return State(
@@ -209,3 +223,10 @@ def state(p: Plan, job: Job, most: int) -> State:
         marks_of=zeros(p.sms, p.outside_ports, 2) if p.chip else zeros(1, 1, 2), queues=zeros(2, QUEUE_SIZE),
         marks=zeros(2, p.sms), heaps=zeros(2, p.sms + 1), changes=zeros(2, KEPT if p.chip else 1, 3),
     )  # fmt: skip
+
+
+def _forget_code(p: Plan, machine: IntArray) -> None:
+    """No SM holds any stretch of code."""
+    tables = machine[:, p.first_code :].reshape(p.sms, p.code_rows, TABLE_COLUMNS)
+    tables[:, :-2, :COMES] = AWAY
+    tables[:, -2:-1, :COMES] = p.code_rows - 2

@@ -13,15 +13,17 @@ from ..model.program import Opcode
 
 # isort: off
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, LANE, LSU_QUEUE, MBARRIER, PORT,
-    PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_BESIDE, SMEM_LATENCY, STALL_BARRIER, STALL_GROUP, STALL_LATENCY, STALL_LAUNCH,
+    BARRIER_BASE, BARRIER_PER_WARP, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, INSTRUCTIONS_OF, LANE, LSU_QUEUE,
+    MBARRIER, PORT, PORT_BESIDE, PRODUCT, RESULT, SMEM, SMEM_BESIDE, SMEM_LATENCY, STALL_BARRIER, STALL_FETCH, STALL_GROUP,
+    STALL_LATENCY, STALL_LAUNCH,
     STALL_MBARRIER, STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
+from .fast_code import BEGINS, COMES, IN, LEFT_OF, begin_stretch
 from .fast_layout import (
-    AGAIN, BEGUN, BOARD, BUSY, BYTES_DUE, DONE, ENDS, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT, PATH, PC, PENDING, PHASE,
-    PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED,
-    SINCE, SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
+    BEGUN, BOARD, BUSY, BYTES_DUE, CODE_AT, DONE, ENDS, FETCH_FREE, GIVEN, HELD_UP, LANDING, LANDS, LEFT, N_STALLS, OVER_AT,
+    AGAIN, PATH, PC, PENDING, PHASE, PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON,
+    RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE, SMEM_FREE, STALLED, STEPS, TENSOR_FREE, UNKNOWN, USED_SMEM, WAITS_FOR,
 )  # fmt: skip
 from .fast_outside import (
     CLOSE, COMPLETED, GROUPS_LEFT, LANDED, RELEASE, SETTLE, board_of, certain, close, completed, group_of, groups_left, landed,
@@ -62,9 +64,10 @@ def stall(counted: Any, lane: Any, reason: Any, amount: Any) -> None:
 
 
 @part
-def free_at(bundles: Any, kind: Any, quarters: Any, q: Any) -> Any:
-    """When sub-partition ``q`` has its port and every pipe that the bundle uses free, or for a product a place in the queue."""
-    at = quarters[q, PORT_FREE]
+def free_at(bundles: Any, kind: Any, quarters: Any, q: Any, code_at: Any) -> Any:
+    """When sub-partition ``q`` has the bundle's code, its port and every pipe that the bundle uses free, or for a product a place
+    in the queue."""
+    at = max(quarters[q, PORT_FREE], code_at)
     if bundles[kind, BUNDLE_PATH] == WGMMA:
         return max(at, quarters[q, ENDS] + quarters[q, HELD_UP])
     for p in range(N_PIPES):
@@ -85,19 +88,41 @@ def yields(code: Any, bundles: Any, warps: Any, q: Any, w: Any, kind: Any) -> An
 
 
 @part
-def issue(code: Any, bundles: Any, events: Any, warps: Any, quarters: Any, w: Any, t: Any, pc: Any) -> None:
+def fetch(plan: Any, warps: Any, shared: Any, cache: Any, w: Any, t: Any, pc: Any) -> None:
+    """Note when the code of the bundle that the warp asks for is at hand."""
+    stretch, left, pace = plan.stretch[pc, IN], plan.code[pc, 2], plan.fetch_pace
+    warps[w, CODE_AT] = 0
+    if stretch < 0:
+        return
+    if warps[w, LEFT] > 0:
+        left = warps[w, LEFT]
+    elif plan.stretch[pc, BEGINS] and begin_stretch(cache, plan.stretch_size, plan.code_held, stretch):
+        asked = max(t, warps[w, GIVEN])  # this, and the port's time, with the longest fetch added
+        shared[FETCH_FREE] = max(asked, shared[FETCH_FREE]) + plan.stretch_size[stretch, 1]
+        cache[stretch, COMES] = max(shared[FETCH_FREE], asked + pace * plan.stretch_size[stretch, 0]) - plan.longest_fetch
+    passed = (plan.code[pc, 2] - left + 1) * plan.bundles[plan.code[pc, 1], INSTRUCTIONS_OF]
+    warps[w, CODE_AT] = cache[stretch, COMES] - pace * (plan.stretch[pc, LEFT_OF] - passed)
+
+
+@part
+def issue(plan: Any, events: Any, warps: Any, quarters: Any, shared: Any, cache: Any, w: Any, t: Any, pc: Any) -> None:
     """The warp asks its sub-partition for the next bundle of its row."""
+    code, bundles = plan.code, plan.bundles
     q, kind = w % QUARTERS, code[pc, 1]
+    if plan.code_rows > 0:
+        fetch(plan, warps, shared, cache, w, t, pc)
     if warps[w, LEFT] == 0:
         warps[w, LEFT] = code[pc, 2]
     warps[w, READY] = 1
     warps[w, SINCE] = t
-    at = max(t, free_at(bundles, kind, quarters, q))
+    at = max(t, free_at(bundles, kind, quarters, q, 0))
     reason = STALL_PORT
     for p in range(N_PIPES):
         free = quarters[q, PIPE_FREE + p]
         if bundles[kind, FIRST_PIPE + p] > 0 and free > quarters[q, PORT_FREE] and free == at:
             reason = p
+    if warps[w, CODE_AT] > at:
+        at, reason = warps[w, CODE_AT], STALL_FETCH
     warps[w, REASON] = reason
     wake = warps.shape[0] + q
     events[wake] = min(events[wake], at)
@@ -116,7 +141,7 @@ def choose(code: Any, bundles: Any, warps: Any, quarters: Any, q: Any, t: Any) -
         if not warps[w, READY]:
             continue
         kind = code[warps[w, PC], 1]
-        if free_at(bundles, kind, quarters, q) <= t and not yields(code, bundles, warps, q, w, kind):
+        if free_at(bundles, kind, quarters, q, warps[w, CODE_AT]) <= t and not yields(code, bundles, warps, q, w, kind):
             return w
     return -1
 
@@ -127,7 +152,7 @@ def soonest(code: Any, bundles: Any, warps: Any, quarters: Any, q: Any) -> Any:
     at = NEVER
     for w in range(q, warps.shape[0], QUARTERS):
         if warps[w, READY]:
-            at = min(at, free_at(bundles, code[warps[w, PC], 1], quarters, q))
+            at = min(at, free_at(bundles, code[warps[w, PC], 1], quarters, q, warps[w, CODE_AT]))
     return at
 
 
@@ -382,7 +407,7 @@ def renew(
     for lane in range(per_cta):
         v = slot * per_cta + lane
         warps[v, PC] = warp_start[lane]
-        warps[v, RESULT_AT] = warps[v, LANDING] = warps[v, BEGUN] = 0
+        warps[v, RESULT_AT] = warps[v, LANDING] = warps[v, BEGUN] = warps[v, CODE_AT] = warps[v, GIVEN] = 0
         warps[v, PRODUCT_UNTIL] = NEVER_ISSUED
         for i in range(BOARD, warps.shape[1]):
             warps[v, i] = NEVER_ISSUED if PRODUCTS <= i < STEPS else 0

@@ -350,8 +350,7 @@ UNIT_WORDS = {
     "l2": "L2 bandwidth",
     "hbm": "HBM bandwidth",
 }
-#: Two units of which the less busy one has so much of the other's load bind together.
-TOGETHER = 0.8
+TOGETHER = 0.8  #: two units of which the less busy one has so much of the other's load bind together
 WAIT_WORDS = {
     "barrier": "CTA barriers",
     "scoreboard": "loads in flight",
@@ -361,6 +360,7 @@ WAIT_WORDS = {
     "product": "their own products",
     "smem": "the shared-memory port",
     "launch": "CTA launch",
+    "fetch": "instruction fetch",
 }
 
 

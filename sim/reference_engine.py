@@ -48,8 +48,10 @@ class _Machine:
         self.follows: dict[int, int] = {}  # the CTA after each in a persistent slot
         warps = job.sms * job.slots * self.per_cta
         self.sms = [Sm(job) for _ in range(job.sms)]
-        quarters = range(warps, warps + job.sms * SUB_PARTITIONS)
-        self.quarters = [SubPartition(self.clock, key, self.bundles, job.product_queue, self.grant) for key in quarters]
+        self.quarters = [
+            SubPartition(self.clock, warps + i, job, self.sms[i // SUB_PARTITIONS].code, self.bundles, self.grant)
+            for i in range(job.sms * SUB_PARTITIONS)
+        ]
         self.homes: list[SubPartition] = []  # by warp number
         self.ctas: list[_Cta | None] = [None] * (job.sms * job.slots)  # by slot
         self.slots: list[list[Warp]] = []
@@ -141,7 +143,7 @@ class _Machine:
         """Give ``warp`` its bundle: hold port, pipes and queues, and wake the warp when it may go on."""
         row, now = warp.row, self.clock.now
         bundle = self.bundles[row[BUNDLE]]
-        warp.ready = False
+        warp.ready, warp.given = False, now
         self.issued[row[BUNDLE]] += 1
         self.stall(warp, warp.blocker, now - warp.since)
         cost = quarter.take(bundle, now)
@@ -290,13 +292,11 @@ class _Cta:
 
     def issue(self, warp: Warp, row: list[int]) -> Process:
         """Issue one row of code, bundle by bundle."""
-        clock, quarter = self.machine.clock, self.machine.homes[warp.number]
-        warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[COUNT], 0, clock.now
+        quarter = self.machine.homes[warp.number]
+        warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[COUNT], 0, self.machine.clock.now
         while warp.left:
-            warp.ready, warp.since, warp.served = True, clock.now, clock.env.event()
-            soonest = max(clock.now, quarter.soonest(warp))
-            warp.blocker = quarter.blocker(warp, soonest)
-            quarter.arbitrate_at(soonest)
+            quarter.ask(warp)
+            assert warp.served is not None
             yield warp.served
 
     # --- one row each; the event, if any, is what the warp waits for ---

@@ -11,7 +11,7 @@ from simpy.events import EventPriority
 
 from ..model.instructions import PIPES, Path
 from ..model.program import Opcode
-from ..model.rows import BUNDLE
+from ..model.rows import BUNDLE, COUNT
 from .engine import (
     DELAY,
     FIRST_BESIDE,
@@ -20,6 +20,7 @@ from .engine import (
     GAP_BESIDE,
     HBM_LATENCY,
     HBM_RATE,
+    INSTRUCTIONS_OF,
     L2_LATENCY,
     L2_RATE,
     LOOP_DEPTH,
@@ -31,6 +32,7 @@ from .engine import (
     SMEM,
     SMEM_BESIDE,
     SPILL,
+    STALL_FETCH,
     STALL_GROUP,
     STALL_LATENCY,
     STALL_PORT,
@@ -39,12 +41,13 @@ from .engine import (
     STORE,
     STORE_RATE,
     Job,
+    longest_fetch,
 )
 from .reference_memory import Landing
 
 SUB_PARTITIONS = 4
 MILLION = 1_000_000
-NEVER_ISSUED = -(1 << 62)  # a product's end where there was none
+LONG_AGO = NEVER_ISSUED = -(1 << 62)  # a product's end where there was none
 TENSOR = PIPES.index("tensor")
 WAIT_SCOREBOARD, WAIT_GROUP = int(Opcode.WAIT_SCOREBOARD), int(Opcode.WAIT_GROUP)
 DEPEND, MMA_WAIT = int(Opcode.DEPEND), int(Opcode.MMA_WAIT)
@@ -96,6 +99,7 @@ class Bundle:
     delay: int
     spill: int
     smem_beside: int
+    instructions: int
 
     @staticmethod
     def of(row: list[int]) -> Bundle:
@@ -104,7 +108,42 @@ class Bundle:
 
         alone = Cost(row[PORT], row[GAP], pipes(FIRST_PIPE))
         beside = Cost(row[PORT_BESIDE], row[GAP_BESIDE], pipes(FIRST_BESIDE))
-        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], row[SPILL], row[SMEM_BESIDE])
+        more = (row[SPILL], row[SMEM_BESIDE], row[INSTRUCTIONS_OF])
+        return Bundle(alone, beside, row[RESULT], row[PATH], row[SMEM], row[DELAY], *more)
+
+
+class CodeCache:
+    """Instructions that an SM holds: the stretches of code that its warps began last, as many as fit, and a port through which
+    all others come."""
+
+    def __init__(self, job: Job) -> None:
+        self.rows, self.sizes = job.stretch.tolist(), job.stretch_size.tolist()
+        self.pace, self.longest, self.capacity = job.fetch_pace, longest_fetch(job), job.code_held
+        self.held: dict[int, int] = {}  # instructions of each stretch, oldest first
+        self.comes = [0] * len(self.sizes)  # when the last of each stretch's instructions does
+        self.free = LONG_AGO
+
+    def ask(self, warp: Warp, bundle: Bundle, now: int) -> int:
+        """When the code of the bundle that the warp asks for is at hand."""
+        stretch, begins, size = self.rows[warp.pc] if self.rows else (-1, 0, 0)
+        if stretch < 0:
+            return 0
+        passed = warp.row[COUNT] - warp.left
+        if begins and passed == 0 and self._misses(stretch):
+            asked = max(warp.given, now - self.longest)
+            instructions, cost = self.sizes[stretch]
+            self.free = max(self.free, asked) + cost
+            self.comes[stretch] = max(self.free, asked + self.pace * instructions)
+        return int(self.comes[stretch] - self.pace * (size - (passed + 1) * bundle.instructions))
+
+    def _misses(self, stretch: int) -> bool:
+        """Make it the newest one; whether it was not held."""
+        size, misses = self.sizes[stretch][0], stretch not in self.held
+        self.held.pop(stretch, 0)
+        while self.held and sum(self.held.values()) + size > self.capacity:
+            self.held.pop(next(iter(self.held)))
+        self.held[stretch] = size
+        return misses
 
 
 class Sm:
@@ -116,6 +155,7 @@ class Sm:
         self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
         self.multicast, self.blocks, self.block_bytes = job.multicast.tolist(), job.blocks.tolist(), job.block_bytes.tolist()
         self.tensor_free = self.store_free = 0
+        self.code = CodeCache(job)
 
     def queue(self, port: int, tick: int, cost: int) -> int:
         self.free[port] = max(tick, self.free[port]) + cost
@@ -181,6 +221,7 @@ class Warp:
         self.product_until = NEVER_ISSUED  # a product's end is kept without what will hold it up
         self.begun = False  # it has issued products that it has not committed yet
         self.looks_again = False  # when it resumes, since what it waits for may have been put off
+        self.given, self.code_at = LONG_AGO, 0  # when it got its last bundle, and the code of the one that it asks for
         self.groups: list[Landing] = []  # when each closed cp.async group has landed
         self.products: list[int] = []  # when each closed group of products is done
         self.steps = [0] * max(1, self.rings)  # how often each ring went on
@@ -257,10 +298,11 @@ class SubPartition:
     """
 
     def __init__(
-        self, clock: Clock, key: int, bundles: list[Bundle], product_queue: int, grant: Callable[[SubPartition, Warp], None]
-    ) -> None:
-        self.clock, self.key, self.bundles, self.grant = clock, key, bundles, grant
-        self.product_ends = [NEVER_ISSUED] * product_queue  # of the last ones issued, without ``held_up``
+        self, clock: Clock, key: int, job: Job, code: CodeCache, bundles: list[Bundle],
+        grant: Callable[[SubPartition, Warp], None],
+    ) -> None:  # fmt: skip
+        self.clock, self.key, self.code, self.bundles, self.grant = clock, key, code, bundles, grant
+        self.product_ends = [NEVER_ISSUED] * job.product_queue  # of the last ones issued, without ``held_up``
         self.held_up = 0
         self.members: list[Warp] = []
         self.port_free, self.pipe_free = 0, [0] * len(PIPES)
@@ -269,9 +311,21 @@ class SubPartition:
         self.wake: int | None = None
         self.busy = [0] * (len(PIPES) + 1)
 
+    def ask(self, warp: Warp) -> None:
+        """The warp waits for its bundle from now on, at first for what is free last."""
+        now = warp.since = self.clock.now
+        warp.ready, warp.served, warp.code_at = True, self.clock.env.event(), 0
+        soonest = max(now, self.soonest(warp))
+        warp.blocker = self.blocker(warp, soonest)
+        warp.code_at = self.code.ask(warp, self.bundles[warp.row[BUNDLE]], now)
+        if warp.code_at > soonest:
+            soonest, warp.blocker = warp.code_at, STALL_FETCH
+        self.arbitrate_at(soonest)
+
     def soonest(self, warp: Warp) -> int:
-        """When the port and every pipe that the warp's bundle uses are free, or for a product a place in the queue."""
-        at = self.port_free
+        """When the code is at hand and the port and every pipe that the warp's bundle uses are free, or for a product a place in
+        the queue."""
+        at = max(self.port_free, warp.code_at)
         if self._multiplies(warp):
             return max(at, self.product_ends[0] + self.held_up)
         for pipe, _ in self.bundles[warp.row[BUNDLE]].alone.pipes:

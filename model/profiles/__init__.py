@@ -66,12 +66,17 @@ class Start:
 @dataclass(frozen=True, kw_only=True)
 class LoopCounts:
     """What a compiled loop issues per warp and K/V block but for products, in its three ``parts`` (:mod:`..placement`): by
-    counter (fma, alu, xu, lsu, other), registers spilled (``stl``, ``ldl``) and stall cycles. ``registers`` per thread;
+    counter (fma, alu, xu, lsu, other), registers spilled (``stl``, ``ldl``) and stall cycles. ``setup``, ``loads``, ``epilogue``:
+    the same of a tile's code outside the loop: up to its first load, up to its first wait, after the loop. ``registers`` per
+    thread;
     ``local_bytes``: local memory of a warp; ``frame_bytes``: of a thread, where it is worth asking whether L1 holds it."""
 
     label: str
     registers: int
     parts: tuple[Mapping[str, float], ...]
+    setup: Mapping[str, float]
+    loads: Mapping[str, float]
+    epilogue: Mapping[str, float]
     local_bytes: int = 0
     frame_bytes: int = 0
     start: Start | None = None
@@ -95,6 +100,9 @@ def loop_counts(
                 label=f"{row['kind']}: {row['source']}",
                 registers=row["registers"],
                 parts=_parts(row),
+                setup=row["setup"],
+                loads=row["loads"],
+                epilogue=row["epilogue"],
                 local_bytes=32 * frame or row.get("spill_once_bytes", 0) + row["spill_bytes"],
                 frame_bytes=frame,
                 start=Start(**row["start"]) if "start" in row else None,

@@ -8,7 +8,7 @@ of the three is a switch: without it the kernel does what FA1's did.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -23,7 +23,7 @@ from ..program import Index, Program, Tiles
 from ..schedule import Builder
 from ..tiling import Footprint, occupancy
 from .fa2_tiles import MOST_REGISTERS, Demand, FA2Tile, demand, grid, l1_holds, tile
-from .grid import head_grid, qkv_tensors
+from .grid import ceil_div, head_grid, qkv_tensors
 
 NAME = "fa2_fwd"
 #: Compiled kernels, and whose usual loop stands in where one was not read.
@@ -90,13 +90,14 @@ def _kernel(schedule: FA2, architecture: str, attention: Attention, far: bool) -
     step = _Step(b, t, schedule, profile, needs, far=far)
     if profile and profile.start:
         start(b, profile.start)
+    tiles = _with_waves((grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv))
     if schedule.sequence_parallel:
-        _q_block(step)
+        _q_block(step, attention, masked=int(tiles.column("n_masked").max()))
     else:
         _head(step, attention)
     return b.build(
         tensors=tuple(qkv_tensors(attention, t.block_q, t.block_kv, attention.dtype_bytes).values()),
-        tiles=_with_waves((grid if schedule.sequence_parallel else head_grid)(attention, t.block_q, t.block_kv)),
+        tiles=tiles,
         profile=profile.label if profile else TYPICAL[BUILDS[schedule.build]] if schedule.counts == "binary" else "ideal",
         local_bytes=t.warps * (profile.local_bytes if profile else 32 * needs.frame_bytes),
     )
@@ -180,7 +181,7 @@ class _Step:
     def __init__(
         self, b: Builder, t: FA2Tile, schedule: FA2, profile: LoopCounts | None, needs: Demand, *, far: bool
     ) -> None:
-        self.b, self.t, self.deferred, self.far = b, t, schedule.deferred_divide, far
+        self.b, self.t, self.deferred, self.far, self.profile = b, t, schedule.deferred_divide, far, profile
         self.spills = (0, 0) if profile else (needs.under_scores, needs.under_softmax)  # a binary's parts hold what it spills
         self.parts: Parts | Usual | None = USUAL[BUILDS[schedule.build]] if schedule.counts == "binary" else None
         if profile:
@@ -192,16 +193,24 @@ class _Step:
         b.op("zero", writes="Oacc", shape=(rows, self.t.head_dim))
         b.op("zero", writes="m", shape=(rows,), value=-np.inf)
         b.op("zero", writes="l", shape=(rows,))
-        b.op("load_async", writes="Qs", reads="Q", index=q)
-        with b.when(seen):
-            b.op("load_async", writes="Ks", reads="K", index=first)
-        b.op("commit")
+        started = self.profile is not None and self.profile.start is not None  # what comes before the first commit is counted there
+        if not started:
+            with self._counted("setup"):
+                b.op("setup")
+        with nullcontext() if started else self._counted("loads"):
+            b.op("load_async", writes="Qs", reads="Q", index=q)
+            with b.when(seen):
+                b.op("load_async", writes="Ks", reads="K", index=first)
+            b.op("commit")
 
     @contextmanager
     def loop(self, trips: Index) -> Iterator[None]:
         """K/V blocks, with what the compiled loop issues, and where."""
-        with self.b.loop("i", trips), self.b.placed(self.parts):
+        with self.b.loop("i", trips), self.placed():
             yield
+
+    def placed(self) -> AbstractContextManager[None]:
+        return self.b.placed(self.parts)
 
     def block(self, j: Index, *, following: Index, needed: tuple[Index, ...], masks: tuple[Index | None, ...], q: Index) -> None:
         """One K/V block: V loads under Q K^T, the next K (where all of ``needed`` are >= 0) under softmax and P V.
@@ -233,7 +242,15 @@ class _Step:
 
     def end(self, q: Index) -> None:
         whole = self.t.split_k or not self.deferred
-        epilogue(self.b, block=q, like=None if whole else "S", divided=not self.deferred)
+        with self._counted("epilogue"):
+            epilogue(self.b, block=q, like=None if whole else "S", divided=not self.deferred)
+
+    @contextmanager
+    def _counted(self, part: str) -> Iterator[None]:
+        """A stretch outside the loop, with what the binary issues there."""
+        counts = dict(getattr(self.profile, part)) if self.profile else None
+        with self.b.phase(counts=counts, stall_cycles=counts.pop("stall") if counts else None):
+            yield
 
     # --- pieces of a block ---
 
@@ -281,14 +298,25 @@ class _Step:
             self.b.op("refill", writes="Oacc", **attrs)
 
 
-def _q_block(step: _Step) -> None:
-    """A CTA's one Q block, against its K/V blocks from the last to the first: those that need a mask, then the others."""
-    q, last = Index(arg="q_block"), Index(arg="n_blocks", const=-1)
+def _q_block(step: _Step, attention: Attention, masked: int) -> None:
+    """A CTA's one Q block, against its K/V blocks from the last to the first. ``masked``: how many of them need a mask, at most.
+
+    The code of the first ones stands apart, a copy for each of as many as can need a mask, and at least one (the source's
+    ``n_masking_steps``, unrolled); the others are a loop.
+    """
+    q, last, t = Index(arg="q_block"), Index(arg="n_blocks", const=-1), step.t
+    whole = attention.seqlen_q % t.block_q == attention.seqlen_kv % t.block_kv == 0
+    apart = max(masked, ceil_div(t.block_q, t.block_kv) + (not whole) if attention.causal else 1)
+    masks = (None,) if masked else ()
     step.begin(q, first=last, seen=last)
-    for trips, top, masks in (("n_masked", "n_blocks", (None,)), ("n_full", "n_full", ())):
-        with step.loop(Index(arg=trips)):
-            following = Index(arg=top, const=-2, loop="i", coef=-1)
-            step.block(replace(following, const=-1), following=following, needed=(following,), masks=masks, q=q)
+    for before in range(apart):
+        this = replace(last, const=-1 - before)
+        following = replace(this, const=this.const - 1)
+        with step.b.when(this), step.placed():
+            step.block(this, following=following, needed=(following,), masks=masks, q=q)
+    with step.loop(replace(last, const=-apart)):
+        following = Index(arg="n_blocks", const=-apart - 2, loop="i", coef=-1)
+        step.block(replace(following, const=-apart - 1), following=following, needed=(following,), masks=(), q=q)
     step.end(q)
 
 

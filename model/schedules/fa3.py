@@ -68,7 +68,7 @@ class FA3:
             with b.role("transpose", warps=WARPS, registers=t.producer_registers):
                 transpose(b, t, profile)
         for w in range(t.groups):
-            with b.role(f"consumer{w}", warps=WARPS, registers=t.consumer_registers):
+            with b.role(f"consumer{w}", warps=WARPS, registers=t.consumer_registers, code="consumer"):
                 (FirstConsumer if t.build else Consumer)(b, t, self, w, profile).write()
         return (
             b.build(

@@ -82,7 +82,7 @@ def _write(gpu: GPU, attention: Attention, t: FA4Tile, profile: Mapping[str, Any
     b = Builder(name="fa4_fwd", registers=128)
     _buffers(b, t)
     for w in range(t.q_stages):
-        with b.role(f"softmax{w}", warps=4, registers=softmax):
+        with b.role(f"softmax{w}", warps=4, registers=softmax, code="softmax"):
             _enter(b, t)
             Softmax(b, t, w, profile).write()
             _leave(b)
