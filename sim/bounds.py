@@ -1,6 +1,6 @@
 """What each unit alone would need, and the initiation interval of the steady loop: the floor under any schedule of its work.
 
-They are here and not in ``model``, because what a bundle costs on a chip is the engines' price list (``engine.bundle_table``).
+They are here and not in ``model``, because what a bundle costs on a chip is the engines' price list (``pricing.bundle_table``).
 """
 
 from __future__ import annotations

@@ -16,21 +16,22 @@ import numpy as np
 from . import compiled
 from . import fast_outside as outside
 from .engine import (
-    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LANE, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY,
-    SPILL, STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, Job, Run, deadlock,
+    BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LANE, LSU_QUEUE, MBARRIER, PRODUCT, REPLACE, SMEM, SMEM_LATENCY, SPILL,
+    STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, Job, Run, deadlock,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
 from .fast_layout import (
     AGAIN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GIVEN, GOES_ON, HEAD, LANDING, LANDS, LAST, LEFT,
-    MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, PATH, PC, QUARTERS, READY, REASON,
-    RECORDING, RECORDS, SINCE, STALLED, TABLE_COLUMNS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
+    MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, PATH, PC, QUARTERS, READY, REASON, RECORDING, RECORDS, SINCE, STALLED,
+    TABLE_COLUMNS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
 )  # fmt: skip
 from .fast_lru import RESIDENT
 from .fast_machine import (
-    BARRIER, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MMA_WAIT, NAMED_ARRIVE, SKIP, TCGEN05, TMA_LOAD, WAIT_GROUP, WAIT_SCOREBOARD,
-    WGMMA, arrive, asks, choose, due, hold, instance, issue, known, note, order, renew, settle_mbarrier, share, soonest, stall,
+    BARRIER, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MMA_WAIT, NAMED_ARRIVE, SKIP, TCGEN05, TMA_LOAD, WAIT_GROUP,
+    WAIT_SCOREBOARD, WGMMA, choose, hold, issue, known, note, renew, share, soonest, stall,
 )  # fmt: skip
 from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
+from .fast_order import arrive, asks, due, instance, order, settle_mbarrier
 from .fast_outside import CONTROL, LEAVE, REQUEST, SPILLED
 from .fast_parts import N_PIPES, NEVER, jit, part, pop, push
 from .fast_parts import control as follow

@@ -1,6 +1,6 @@
 """The steady loop of a role as priced operations: what each holds of which unit.
 
-Costs are the engines' (``engine.bundle_table``), read off the rows of the Program's code. Statements whose instructions a
+Costs are the engines' (``pricing.bundle_table``), read off the rows of the Program's code. Statements whose instructions a
 compiler mixed share the time of their stretch of code (what lies between two ordering ops or products) in proportion to what
 each would take by itself, so that a role's operations sum to what the engine lets it issue. Instructions of ordering ops go
 with the operation after them. An asynchronous statement is two operations: its issue by the warp, and what runs by itself.
@@ -39,9 +39,9 @@ from .engine import (
     TICKS_PER_CYCLE,
     TMEM,
     Job,
-    bundle_table,
 )
 from .hazard_ops import ORDERING, STRUCTURE
+from .pricing import bundle_table
 
 TENSOR_PIPE = PIPES.index("tensor")
 TRANSFERS = (Path.GLOBAL_LOAD, Path.GLOBAL_TO_SMEM, Path.GLOBAL_STORE, Path.TMA_LOAD, Path.TMA_STORE)

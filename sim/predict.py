@@ -18,8 +18,9 @@ from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
 from .chip import Dispatch, Issued, chip_notes, dispatch, issued_bundles, strided, tile_work
 from .clock import Clock, sustained
-from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run, bundle_table, make_job
+from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run
 from .fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
+from .pricing import bundle_table, make_job
 from .residency import Residency, Traffic
 
 

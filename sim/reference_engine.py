@@ -48,10 +48,8 @@ class _Machine:
         self.follows: dict[int, int] = {}  # the CTA after each in a persistent slot
         warps = job.sms * job.slots * self.per_cta
         self.sms = [Sm(job) for _ in range(job.sms)]
-        self.quarters = [
-            SubPartition(self.clock, warps + i, job, self.sms[i // SUB_PARTITIONS].code, self.bundles, self.grant)
-            for i in range(job.sms * SUB_PARTITIONS)
-        ]
+        codes = [sm.code for sm in self.sms for _ in range(SUB_PARTITIONS)]
+        self.quarters = [SubPartition(self.clock, warps + i, job, each, self.bundles, self.grant) for i, each in enumerate(codes)]
         self.homes: list[SubPartition] = []  # by warp number
         self.ctas: list[_Cta | None] = [None] * (job.sms * job.slots)  # by slot
         self.slots: list[list[Warp]] = []
@@ -108,8 +106,6 @@ class _Machine:
             self.follows[order] = self.head if self.job.dynamic else order + self.job.sms * self.job.slots
             self.head += self.job.dynamic
         return self.follows[order]
-
-    # --- barriers ---
 
     def hold(self, warp: Warp, waiting: Waiting) -> simpy.Event:
         """The warp joins ``waiting``; the event happens when those are released."""
@@ -379,12 +375,10 @@ class _Cta:
             warp.loops[depth], warp.trips[depth] = 0, trips
 
     def end(self, warp: Warp, row: list[int]) -> None:
-        depth = row[INDEX]
-        warp.loops[depth] += 1
-        if warp.loops[depth] < warp.trips[depth]:
-            warp.pc = row[JUMP]
-        else:
-            warp.loops[depth] = 0
+        depth, trip = row[INDEX], warp.loops[row[INDEX]] + 1
+        again = trip < warp.trips[depth]
+        warp.loops[depth] = trip if again else 0
+        warp.pc = row[JUMP] if again else warp.pc
 
     def skip(self, warp: Warp, row: list[int]) -> None:
         if warp.value(self.machine.expressions[row[ARG]]) < 0:

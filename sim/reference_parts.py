@@ -12,38 +12,15 @@ from simpy.events import EventPriority
 from ..model.instructions import PIPES, Path
 from ..model.program import Opcode
 from ..model.rows import BUNDLE, COUNT
+
+# isort: off
 from .engine import (
-    DELAY,
-    FIRST_BESIDE,
-    FIRST_PIPE,
-    GAP,
-    GAP_BESIDE,
-    HBM_LATENCY,
-    HBM_RATE,
-    INSTRUCTIONS_OF,
-    L2_LATENCY,
-    L2_RATE,
-    LOOP_DEPTH,
-    PATH,
-    PORT,
-    PORT_BESIDE,
-    RESULT,
-    SCOREBOARDS,
-    SMEM,
-    SMEM_BESIDE,
-    SPILL,
-    STALL_FETCH,
-    STALL_GROUP,
-    STALL_LATENCY,
-    STALL_PORT,
-    STALL_PRODUCT,
-    STALL_SCOREBOARD,
-    STORE,
-    STORE_RATE,
-    Job,
-    longest_fetch,
-)
+    DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, HBM_LATENCY, HBM_RATE, INSTRUCTIONS_OF, L2_LATENCY, L2_RATE, LOOP_DEPTH,
+    PATH, PORT, PORT_BESIDE, RESULT, SCOREBOARDS, SMEM, SMEM_BESIDE, SPILL, STALL_FETCH, STALL_GROUP, STALL_LATENCY,
+    STALL_PORT, STALL_PRODUCT, STALL_SCOREBOARD, STORE, STORE_RATE, Job, longest_fetch,
+)  # fmt: skip
 from .reference_memory import Landing
+# isort: on
 
 SUB_PARTITIONS = 4
 MILLION = 1_000_000

@@ -8,7 +8,8 @@ from flashsim.model.gpu import load_gpu
 from flashsim.model.program import Index, IntArray, Program, Tensor, Tiles
 from flashsim.model.schedule import Builder
 from flashsim.sim import fast_engine
-from flashsim.sim.engine import TICKS_PER_CYCLE, make_job
+from flashsim.sim.engine import TICKS_PER_CYCLE
+from flashsim.sim.pricing import make_job
 from flashsim.sim.residency import Residency
 
 H200 = load_gpu("h200")

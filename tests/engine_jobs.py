@@ -10,11 +10,8 @@ from flashsim.model.gpu import load_gpu
 from flashsim.model.instructions import PIPES
 from flashsim.model.program import Program
 from flashsim.sim import fast_engine, reference_engine
-from flashsim.sim.engine import (
-    Job,
-    Run,
-    make_job,
-)
+from flashsim.sim.engine import Job, Run
+from flashsim.sim.pricing import make_job
 
 H200 = load_gpu("h200")
 QUARTERS, TENSOR = 4, PIPES.index("tensor")

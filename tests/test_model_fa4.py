@@ -19,8 +19,9 @@ from flashsim.model.reference import forward
 from flashsim.model.schedules import get_schedule
 from flashsim.model.tiling import occupancy
 from flashsim.sim import values
-from flashsim.sim.engine import RESULT, SMEM, TICKS_PER_CYCLE, bundle_table, product_ticks
+from flashsim.sim.engine import RESULT, SMEM, TICKS_PER_CYCLE
 from flashsim.sim.predict import ENGINES, simulate
+from flashsim.sim.pricing import bundle_table, product_ticks
 
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
 DIMS = ((64, 64), (96, 96), (128, 128), (64, 128), (192, 128))

@@ -14,7 +14,8 @@ from flashsim.model.instructions import INSTRUCTIONS
 from flashsim.model.program import Opcode, Program, Tiles
 from flashsim.model.rows import divided
 from flashsim.model.schedule import Builder
-from flashsim.sim.engine import RESULT, TICKS_PER_CYCLE, bundle_table
+from flashsim.sim.engine import RESULT, TICKS_PER_CYCLE
+from flashsim.sim.pricing import bundle_table
 
 COUNTS = st.dictionaries(st.sampled_from(["ffma", "fadd", "fmnmx", "ex2", "control"]), st.integers(1, 90), min_size=1)
 PART = st.fixed_dictionaries({name: st.integers(0, 60) for name in ("fma", "alu", "xu", "other", "stall_cycles")})

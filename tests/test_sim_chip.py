@@ -14,8 +14,9 @@ from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.chip import Dispatch, bundle_counts, dispatch, tile_work
-from flashsim.sim.engine import PORT, bundle_table
+from flashsim.sim.engine import PORT
 from flashsim.sim.predict import UNIT_WORDS, WAIT_WORDS, simulate
+from flashsim.sim.pricing import bundle_table
 
 ALL_SCHEDULES = list(SCHEDULES)
 

@@ -13,9 +13,10 @@ from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim import fast_engine, reference_engine
-from flashsim.sim.engine import CHIP_RATE, HBM_RATE, Job, make_job
+from flashsim.sim.engine import CHIP_RATE, HBM_RATE, Job
 from flashsim.sim.fast_lru import HBM_READ, HBM_WRITE, L2_READ, RESIDENT
 from flashsim.sim.predict import Result, simulate
+from flashsim.sim.pricing import make_job
 from flashsim.sim.residency import Residency
 
 ALL_SCHEDULES = list(SCHEDULES)

@@ -14,8 +14,9 @@ from flashsim.model.gpu import load_gpu
 from flashsim.model.program import CODE_COLUMNS, Index, Opcode, Program, Tiles
 from flashsim.model.schedule import Builder
 from flashsim.model.schedules import get_schedule
-from flashsim.sim.engine import Job, make_job
+from flashsim.sim.engine import Job
 from flashsim.sim.predict import ENGINES, simulate
+from flashsim.sim.pricing import make_job
 
 
 def job_of(program: Program, *, sms: int = 1, slots: int = 1) -> Job:

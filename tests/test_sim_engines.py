@@ -34,9 +34,9 @@ from flashsim.sim.engine import (
     STALLS,
     TICKS_PER_CYCLE,
     Job,
-    bundle_table,
 )
 from flashsim.sim.predict import ENGINES
+from flashsim.sim.pricing import bundle_table
 
 ALL_GPUS, ALL_SCHEDULES, ALL_ENGINES = list(GPUS), list(SCHEDULES), list(ENGINES)
 SHAPE: dict[str, Any] = {"batch": 1, "heads_q": 2, "heads_kv": 1, "seqlen_q": 100, "seqlen_kv": 140, "head_dim": 32}

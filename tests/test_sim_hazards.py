@@ -21,11 +21,11 @@ from flashsim.model.program import Barrier, Index, Program
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.model.tiling import occupancy
 from flashsim.sim import hazard_machine, hazards
-from flashsim.sim.engine import make_job
 from flashsim.sim.fast_engine import run as run_fast
 from flashsim.sim.hazard_budgets import budgets
 from flashsim.sim.hazard_findings import KINDS
 from flashsim.sim.hazards import Finding, check, check_programs, runs
+from flashsim.sim.pricing import make_job
 
 H200 = load_gpu("h200")
 ALL_GPUS, ALL_SCHEDULES = list(GPUS), list(SCHEDULES)

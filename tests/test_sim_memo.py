@@ -15,8 +15,9 @@ from flashsim.model.attention import Attention
 from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim import fast_engine
-from flashsim.sim.engine import HBM_LATENCY, L2_LATENCY, Job, Run, make_job
+from flashsim.sim.engine import HBM_LATENCY, L2_LATENCY, Job, Run
 from flashsim.sim.fast_memo import KEEPS, LEAVES, MOST_NODES, NODES, STATES
+from flashsim.sim.pricing import make_job
 
 ALL_SCHEDULES = list(SCHEDULES)
 

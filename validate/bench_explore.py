@@ -42,7 +42,7 @@ PARTS = {
     "L2 residency replay": ("residency.py", "launch"),
     "bundle counts of tiles": ("chip.py", "issued_bundles"),
     "dispatch": ("chip.py", "dispatch"),
-    "pricing (make_job)": ("engine.py", "make_job"),
+    "pricing (make_job)": ("pricing.py", "make_job"),
     "engine": ("fast_engine.py", "kept_run"),
     "of that, runs not seen before": ("fast_engine.py", "run"),
     "clock": ("clock.py", "sustained"),

@@ -193,7 +193,7 @@ class _Step:
         b.op("zero", writes="Oacc", shape=(rows, self.t.head_dim))
         b.op("zero", writes="m", shape=(rows,), value=-np.inf)
         b.op("zero", writes="l", shape=(rows,))
-        started = self.profile is not None and self.profile.start is not None  # what comes before the first commit is counted there
+        started = self.profile is not None and self.profile.start is not None  # it holds all before the first commit
         if not started:
             with self._counted("setup"):
                 b.op("setup")
