@@ -20,10 +20,11 @@ from .engine import (
     STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, Job, Run, deadlock,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
+from .fast_code import TABLE_COLUMNS
 from .fast_layout import (
     AGAIN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GIVEN, GOES_ON, HEAD, LANDING, LANDS, LAST, LEFT,
     MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, PATH, PC, QUARTERS, READY, REASON, RECORDING, RECORDS, SINCE, STALLED,
-    TABLE_COLUMNS, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
+    USED_SMEM, WAITS_FOR, Plan, State, plan, state,
 )  # fmt: skip
 from .fast_lru import RESIDENT
 from .fast_machine import (
