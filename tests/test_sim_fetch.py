@@ -63,6 +63,12 @@ def test_two_lines_share_the_cache_and_the_port(kib: int) -> None:
     assert cycles_an_instruction(lines(kib, warps=8, bodies=2)) == pytest.approx(measured("two", kib, 8), rel=0.1)
 
 
+@pytest.mark.parametrize("kib", [16, 24])
+def test_four_sub_partitions_share_one_cache(kib: int) -> None:
+    """Each warp on its own sub-partition passes a line of its own: together they overflow the SM's cache, not one of their own."""
+    assert cycles_an_instruction(lines(kib, warps=4, bodies=4)) == pytest.approx(measured("four", kib, 4), rel=0.05)
+
+
 def test_code_that_fits_is_not_tracked() -> None:
     assert len(job_of(lines(28, warps=4), "h200").stretch_size) == 0
     assert len(job_of(lines(36, warps=4), "h200").stretch_size) > 30

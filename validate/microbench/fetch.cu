@@ -3,7 +3,7 @@
 //   its own, and so on;
 //   tile: a prologue, a first block, `trips` passes of a main block and an epilogue, round after round, as a CTA's tiles are.
 // `issue`: a warp's instructions depend on the ones before it such that it issues every so-manieth cycle. `gap`: cycles from the
-// start of one warp to that of the next; besides 0 what spreads them evenly over a pass without waits. A row gives the cycles of a
+// start of one warp to that of the next; besides others what spreads them evenly over a pass. A row gives the cycles of a
 // pass (a round) of a warp: least, mean, median and most over SMs, warps and passes, but for the first and last three.
 //   nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o fetch fetch.cu
 //   ./fetch > fetch.csv
@@ -90,13 +90,14 @@ __global__ void __launch_bounds__(32 * kMostWarps) tiles(unsigned* stamps, float
 struct Case {
     const char* test;
     int kib, issue, ctas, warps, trips;
-    bool apart;
+    int gap; // kSpread: a pass over the number of warps
 };
+constexpr int kSpread = -1;
 
 template <class Launch>
 void measure(const Case& c, DeviceArray<unsigned>& stamps, Launch launch) {
     int code = c.kib * 1024 / kInstructionBytes, per_partition = (c.warps + 3) / 4;
-    int delay = c.apart ? code * std::max(c.issue, per_partition) / c.warps : 0;
+    int delay = c.gap == kSpread ? code * std::max(c.issue, per_partition) / c.warps : c.gap;
     launch(delay);
     CHECK_CUDA(cudaDeviceSynchronize());
     launch(delay);
@@ -128,11 +129,12 @@ struct Bench {
         for (int lines : {1, 2, 4})
             for (int ctas : {1, sms})
                 for (int warps : {1, 2, 4, 8, 12})
-                    for (bool apart : {false, true}) {
+                    for (int gap : {0, kSpread, 4, 16, 64, 256, 1024}) {
+                        if (lines == 1 && gap > 0) continue;
                         if (lines == 2 && warps != 8) continue;
-                        if (lines == 4 && (warps != 4 || kKib > 48)) continue;
-                        if (warps == 1 && apart) continue;
-                        measure({names[lines], kKib, issue, ctas, warps, 0, apart}, stamps, [&](int delay) {
+                        if (lines == 4 && (warps < 4 || warps > 8 || kKib > 48)) continue;
+                        if (warps == 1 && gap != 0) continue;
+                        measure({names[lines], kKib, issue, ctas, warps, 0, gap}, stamps, [&](int delay) {
                             bodies<kKib, kChains><<<ctas, 32 * warps>>>(stamps.get(), sink, 1.0f, delay, lines);
                         });
                     }
@@ -149,8 +151,8 @@ struct Bench {
         for (int trips : {0, 1, 2, 3, 8})
             for (int ctas : {1, sms})
                 for (int warps : {4, 8})
-                    for (bool apart : {false, true})
-                        measure({"tile", kPrologue + kFirst + kEpilogue + trips * kMain, issue, ctas, warps, trips, apart}, stamps,
+                    for (int gap : {0, kSpread})
+                        measure({"tile", kPrologue + kFirst + kEpilogue + trips * kMain, issue, ctas, warps, trips, gap}, stamps,
                                 [&](int delay) { tiles<kChains><<<ctas, 32 * warps>>>(stamps.get(), sink, 1.0f, delay, trips); });
     }
 
