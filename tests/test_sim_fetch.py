@@ -65,7 +65,7 @@ def test_two_lines_share_the_cache_and_the_port(kib: int) -> None:
 
 @pytest.mark.parametrize("kib", [16, 24])
 def test_four_sub_partitions_share_one_cache(kib: int) -> None:
-    """Each warp on its own sub-partition passes a line of its own: together they overflow the SM's cache, not one of their own."""
+    """Each warp passes a line of its own on its own sub-partition: together they overflow the SM's cache."""
     assert cycles_an_instruction(lines(kib, warps=4, bodies=4)) == pytest.approx(measured("four", kib, 4), rel=0.05)
 
 
