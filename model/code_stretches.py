@@ -37,27 +37,39 @@ def instructions(program: Program) -> IntArray:
 
 
 def stretches(program: Program) -> Stretches:
-    code = program.code
-    issues = code[:, OPCODE] == Opcode.ISSUE
-    size = np.where(issues, code[:, COUNT] * instructions(program)[code[:, BUNDLE]], 0)
-    region = np.cumsum(_region_begins(program))
-    found, sizes = np.full((len(code), 3), (-1, 0, 0)), list[int]()
+    """The program's, which keeps them."""
+    kept: Stretches | None = program.__dict__.get("_stretches")
+    if kept is None:
+        kept = program.__dict__["_stretches"] = _stretches(program)
+    return kept
+
+
+def _stretches(program: Program) -> Stretches:
+    starts = {role.start: role.code or role.name for role in program.roles}
+    begins, issued = _region_begins(program).tolist(), instructions(program).tolist()
+    found, sizes = [[-1, 0, 0] for _ in begins], list[int]()
     numbers: dict[tuple[str, int, int], int] = {}  # (code of a role, its region, stretch there) -> number
-    for role, end in zip(program.roles, [*(r.start for r in program.roles[1:]), len(code)], strict=True):
-        for number in range(region[role.start], region[end - 1] + 1):
-            rows = role.start + np.flatnonzero((region[role.start : end] == number) & (size[role.start : end] > 0))
-            before = np.cumsum(size[rows]) - size[rows]
-            part = before * INSTRUCTION_BYTES // STRETCH_BYTES
-            for place, of in enumerate(np.unique(part)):
-                inside = rows[part == of]
-                key = (role.code or role.name, int(number - region[role.start]), place)
-                if key not in numbers:
-                    numbers[key] = len(sizes)
-                    sizes.append(int(size[inside].sum()))
-                found[inside, 0] = numbers[key]
-                found[inside[0], 1] = 1
-                found[inside, 2] = np.cumsum(size[inside][::-1])[::-1]
-    return Stretches(found, np.array(sizes, np.int64))
+    role, region, passed, last = "", 0, 0, -1
+    for i, (opcode, bundle, count) in enumerate(program.code[:, [OPCODE, BUNDLE, COUNT]].tolist()):
+        role, region = (starts[i], 0) if i in starts else (role, region + begins[i])
+        if begins[i]:
+            passed, last = 0, -1
+        size = count * issued[bundle] if opcode == Opcode.ISSUE else 0
+        if not size:
+            continue
+        place = passed * INSTRUCTION_BYTES // STRETCH_BYTES
+        number = numbers.setdefault((role, region, place), len(sizes))
+        if number == len(sizes):
+            sizes.append(0)
+        found[i] = [number, int(place != last), size]
+        passed, last = passed + size, place
+    left = 0
+    for row in reversed(found):
+        if row[0] >= 0:
+            row[2] = left = left + row[2]
+        if row[1]:
+            sizes[row[0]], left = max(sizes[row[0]], left), 0
+    return Stretches(np.array(found, np.int64).reshape(-1, 3), np.array(sizes, np.int64))
 
 
 def _region_begins(program: Program) -> IntArray:

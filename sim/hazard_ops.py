@@ -102,6 +102,7 @@ _ROWS: dict[str, Effect] = {
     "branch": Effect(),
     "start_code": Effect(),
     "loop_back": Effect(),
+    "setup": Effect(),
     "setmaxnreg": Effect(),
     "cluster_sync": Effect(step="sync"),
 }
