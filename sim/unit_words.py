@@ -17,7 +17,8 @@ UNITS = {
     "tmem": "TMEM load and store rate", "tmem latency": "TMEM access and allocation", "power limit": "watts of the board",
     "sm": "what an SM holds", "clock": "clocks", "latency": "barriers and SMEM loads", "fetch": "instruction fetch",
     "launch": "kernel and CTA starts",
-    "power": "power and energies", "wgmma": "warpgroup products", "beside": "vector work beside a product",
+    "power": "power and energies", "wgmma": "warpgroup products",
+    "beside": "SMEM and work beside a product", "beside latency": "vector work beside a product",
     "async": "bulk stores; TMA, mbarriers", "async latency": "TMA and mbarriers", "tcgen05": "products in TMEM",
     "packed": "f32x2 arithmetic",
 }  # fmt: skip

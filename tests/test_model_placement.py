@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from importlib import resources
+from itertools import compress
 from statistics import median
 from typing import Any
 
@@ -44,7 +45,10 @@ def copy(program: Program, number: int) -> list[list[tuple[str, int]]]:
     """The same of a block that stands apart, before the loop."""
     guards = [i for i, row in enumerate(program.code) if row[OPCODE] == Opcode.SKIP_IF_NEGATIVE]
     outer = [i for i in guards if not any(j < i < program.code[j][JUMP] for j in guards)]
-    rows = program.code[outer[1 + number] : program.code[outer[1 + number]][JUMP]]  # the first guards the load of K
+    bodies = [program.code[i : program.code[i][JUMP]] for i in outer]
+    issued = [[program.bundles[row[BUNDLE]] for row in rows if row[OPCODE] == Opcode.ISSUE] for rows in bodies]
+    multiplies = [any(INSTRUCTIONS[n].pipe == "tensor" for bundle in bundles for n, _ in bundle) for bundles in issued]
+    rows = list(compress(bodies, multiplies))[number]
     return [[(n, k * int(row[COUNT])) for n, k in program.bundles[row[BUNDLE]]] for row in rows if row[OPCODE] == Opcode.ISSUE]
 
 

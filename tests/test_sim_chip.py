@@ -103,8 +103,8 @@ def test_a_causal_tile_needs_no_more_than_a_full_one(name: str, gpu: str) -> Non
         blocks = causal.tiles.column("q_block")
         assert (np.diff(work[1][np.argsort(blocks, kind="stable")]) >= 0).all()
         assert work[1].min() < 0.5 * work[1].max()
-    held = bundle_table(plain, chip)[:, PORT] > 0  # by all but a stall and what a predicate turns off
-    free = ("stall", "fmul_off")
+    held = bundle_table(plain, chip)[:, PORT] > 0  # by all but a stall, a branch's fetch, and what a predicate turns off
+    free = ("stall", "fmul_off", "refetch")
     assert held.tolist() == [any(name not in free for name, _ in bundle) for bundle in plain.bundles]
 
 

@@ -98,6 +98,7 @@ FULL = [
     ("fa2", "h200", 128, 512, 132, 2),
     ("fa2", "h200", 128, 1024, 33, 1),
     ("fa2", "h200", 128, 2048, 33, 2),
+    ("fa2", "h200", 256, 512, 66, 2),
     ("triton", "h200", 64, 512, 132, 4),
     ("triton", "h200", 128, 1024, 66, 4),
     ("fa4", "b200", 128, 256, 148, 1),
@@ -107,7 +108,6 @@ FULL = [
 #: Full waves in which chip scope is slower, by more than 2 % and at most so many: two CTAs of an SM take other turns (FA2), or
 #: the first of several CTAs that read a K/V block fetches it for all (FA4, Gluon). The result says "phases".
 PHASES = [
-    ("fa2", "h200", 256, 512, 66, 2, 6),
     ("fa2", "h200", 64, 512, 264, 4, 5),
     ("fa4", "b200", 128, 1024, 148, 4, 4),
     ("gluon", "b200", 128, 512, 148, 2, 7),

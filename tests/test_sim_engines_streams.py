@@ -42,7 +42,7 @@ PRICED = sorted(
     name
     for name, row in INSTRUCTIONS.items()
     if (not row.smem_bytes or name == "shfl") and row.path < 2 and row.pipe in PIPES[:6] and not row.packed
-    and name not in ("stall", "fmul_off")
+    and name not in ("stall", "fmul_off", "refetch")
 )
 
 

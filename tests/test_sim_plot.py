@@ -31,7 +31,7 @@ from flashsim.sim.timeline import UNITS, WAITS
 
 ALL_SCHEDULES = list(SCHEDULES)
 #: Control flow, next to nothing on a picture, and what a CTA runs before its first load, which is of no one kind.
-STRUCTURE = ["start_code", "loop_back", "branch", "loop", "end", "when", "end_when", "ending"]
+STRUCTURE = ["setup", "start_code", "loop_back", "branch", "loop", "end", "when", "end_when", "ending"]
 PROBLEM = Attention(batch=2, heads_q=16, seqlen_q=2048, head_dim=64)
 SHAPE = ["--gpu", "h100", "--batch", "1", "--heads", "2", "--seqlen", "512", "--head-dim", "64"]
 

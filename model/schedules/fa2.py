@@ -122,9 +122,13 @@ def _with_waves(tiles: Tiles, first: int = 0) -> Tiles:
 
 def start(b: Builder, counts: Start) -> None:
     """What a CTA does before its first load. The SM has read the kernel's arguments already where a CTA takes another's place."""
-    for when, lines in ((Index(arg="later", arg_coef=-1), counts.argument_lines), (Index(arg="later", const=-1), 0)):
-        with b.when(when):
-            b.op("start_code", instructions=counts.instructions, stall_cycles=counts.stall_cycles, argument_lines=lines)
+    parts = counts.argument_lines + 1
+    for i in range(parts):
+        if i:
+            with b.when(Index(arg="later", arg_coef=-1)):
+                b.op("start_code", instructions=0, stall_cycles=0, argument_lines=1)
+        n, stall = ((i + 1) * all_ // parts - i * all_ // parts for all_ in (counts.instructions, counts.stall_cycles))
+        b.op("start_code", instructions=n, stall_cycles=stall)
 
 
 def _buffers(b: Builder, t: FA2Tile, e: int) -> None:
