@@ -20,6 +20,10 @@ from .engine import (
 # isort: on
 
 
+#: SMs of a chip that the compiled engine tells apart where they share L2 and HBM (``fast_share.SM_BITS``).
+MOST_SMS = 4096
+
+
 def bundle_table(program: Program, gpu: GPU) -> IntArray:
     """One row per bundle, columns BUNDLE_COLUMNS: the sums of its instructions' costs on ``gpu``, in ticks."""
     names = tuple(sorted({name for bundle in program.bundles for name, _ in bundle}))
@@ -161,6 +165,8 @@ def make_job(
     ``bundles``: its :func:`bundle_table`, where that is at hand. With ``l2`` for all SMs, which share it as they come.
     """
     _check_groups(program)
+    if l2 is not None and gpu.sm.count > MOST_SMS:
+        raise ValueError(f"chip scope runs at most {MOST_SMS} SMs, and sm.count is {gpu.sm.count:.0f}: lower it, or use SM scope")
     l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
     whole_l2, whole_hbm = gpu.l2.bytes_per_clk * l2_clocks, hbm_bytes_per_s / (clock_mhz * 1e6)
     if l2 is None:

@@ -15,8 +15,9 @@ from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim import fast_engine, reference_engine
 from flashsim.sim.engine import CHIP_RATE, HBM_RATE, Job
 from flashsim.sim.fast_lru import HBM_READ, HBM_WRITE, L2_READ, RESIDENT
+from flashsim.sim.fast_share import SM_BITS
 from flashsim.sim.predict import Result, simulate
-from flashsim.sim.pricing import make_job
+from flashsim.sim.pricing import MOST_SMS, make_job
 from flashsim.sim.residency import Residency
 
 ALL_SCHEDULES = list(SCHEDULES)
@@ -176,3 +177,11 @@ def test_a_chip_says_what_l2_did_not_hold() -> None:
 def test_an_unknown_scope_is_refused() -> None:
     with pytest.raises(ValueError, match="scope 'gpc' is unknown; choose one of sm, chip"):
         simulate(get_schedule("fa2"), load_gpu("h100"), Attention(batch=1, heads_q=1, seqlen_q=128, head_dim=64), scope="gpc")
+
+
+def test_more_sms_than_the_engine_tells_apart_are_refused() -> None:
+    assert MOST_SMS == 1 << SM_BITS
+    gpu = load_gpu("h200")
+    more = gpu.model_copy(update={"sm": gpu.sm.model_copy(update={"count": MOST_SMS + 1})})
+    with pytest.raises(ValueError, match=r"chip scope runs at most 4096 SMs, and sm\.count is 4097: lower it"):
+        simulate(get_schedule("fa2"), more, Attention(batch=1, heads_q=1, seqlen_q=256, head_dim=64), scope="chip")

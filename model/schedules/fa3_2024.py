@@ -99,7 +99,6 @@ class FirstConsumer(Consumer):
         self.phases = looped
 
     def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
-        b, w = self.b, self.w
         if not self.overlap:
             if masked and self.t.fp8:
                 self._peeled(j)
@@ -116,24 +115,7 @@ class FirstConsumer(Consumer):
             self._wait("v")
         self._rescale(2, scaled, phased, masked)
         self._pv(phased)
-        self._next_turn(phased)
-        with self._phase("qk_done_wait", on=phased):
-            b.op("mma_wait", arg=1)
-        top = (0.0, self.rows_beside)
-        with self._phase("softmax_beside_pv", on=phased):
-            if masked:
-                self._mask(j)
-            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}", share=top)
-            self._exponentials((0.0, self.beside))
-            self._release("k")
-        with self._phase("pv_done_wait", on=phased):
-            b.op("mma_wait", arg=0)
-        with self._phase("softmax_after_pv", on=phased):
-            self._release("v")
-            if top[1] < 1.0:
-                b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}", share=(top[1], 1.0))
-            self._finish((self.beside, 1.0))
-        self.loads.go_on(j)
+        self._beside_pv(j, masked=masked, phased=phased, rows=self.rows_beside)
 
     @property
     def rows_beside(self) -> float:

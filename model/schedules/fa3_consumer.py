@@ -181,11 +181,10 @@ class Consumer:
 
     def _block(self, j: Index, *, masked: bool, phased: bool) -> None:
         """One K/V block: Q K^T of block j, and P V of block j + 1 beside its softmax."""
-        b, w = self.b, self.w
         if not self.overlap:
             self._block_in_order(j, masked=masked, phased=phased)
             return
-        first = not self.pingpong or w == 0  # the others' turns come after the first one's waits
+        first = not self.pingpong or self.w == 0  # the others' turns come after the first one's waits
         with self._phase("k_wait", on=phased):
             self._wait("k", on=first)
         self._turn(phased)
@@ -193,19 +192,27 @@ class Consumer:
         with self._phase("v_wait", on=phased):
             self._wait("v", on=first)
         self._pv(phased)
+        self._beside_pv(j, masked=masked, phased=phased)
+
+    def _beside_pv(self, j: Index, *, masked: bool, phased: bool, rows: float = 1.0) -> None:
+        """The block's softmax while P V of the block before runs, and after it. ``rows``: share of the row maxima beside it."""
+        b, w = self.b, self.w
+        shares: list[dict[str, Any]] = [{"share": part} if rows < 1.0 else {} for part in ((0.0, rows), (rows, 1.0))]
         self._next_turn(phased)
         with self._phase("qk_done_wait", on=phased):
             b.op("mma_wait", arg=1)
         with self._phase("softmax_beside_pv", on=phased):
             if masked:
                 self._mask(j)
-            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}")
+            b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}", **shares[0])
             self._exponentials((0.0, self.beside))
             self._release("k")
         with self._phase("pv_done_wait", on=phased):
             b.op("mma_wait", arg=0)
         with self._phase("softmax_after_pv", on=phased):
             self._release("v")
+            if rows < 1.0:
+                b.op("row_max", writes=(f"m{w}", f"m_old{w}"), reads=f"S{w}", **shares[1])
             self._finish((self.beside, 1.0))
         self.loads.go_on(j)
 
