@@ -164,9 +164,7 @@ def make_job(
 
     ``bundles``: its :func:`bundle_table`, where that is at hand. With ``l2`` for all SMs, which share it as they come.
     """
-    _check_groups(program)
-    if l2 is not None and gpu.sm.count > MOST_SMS:
-        raise ValueError(f"chip scope runs at most {MOST_SMS} SMs, and sm.count is {gpu.sm.count:.0f}: lower it, or use SM scope")
+    _check_limits(program, sms=int(gpu.sm.count) if l2 else 1)
     l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
     whole_l2, whole_hbm = gpu.l2.bytes_per_clk * l2_clocks, hbm_bytes_per_s / (clock_mhz * 1e6)
     if l2 is None:
@@ -209,8 +207,10 @@ def make_job(
     )
 
 
-def _check_groups(program: Program) -> None:
-    """Raises ValueError for a wait that leaves more groups in flight than the engines keep."""
+def _check_limits(program: Program, *, sms: int) -> None:
+    """Raises ValueError for more SMs than the engines tell apart, or a wait that leaves more groups in flight than they keep."""
+    if sms > MOST_SMS:
+        raise ValueError(f"chip scope runs at most {MOST_SMS} SMs, and sm.count is {sms}: lower it, or use SM scope")
     for opcode, op, kept in ((Opcode.WAIT_GROUP, "wait_group", COPY_GROUPS), (Opcode.MMA_WAIT, "mma_wait", GROUPS)):
         left = program.code[program.code[:, OPCODE] == opcode][:, ARG].max(initial=0)
         if left >= kept:
