@@ -51,14 +51,15 @@ class Notes(logging.Handler):
 #: Commands of other modules, imported when they are asked for (those modules import this one).
 ELSEWHERE = {
     "check": "cli_check", "explore": "cli_explore", "whatif": "cli_explore", "report": "cli_report", "plot": "cli_report",
-    "view": "cli_report", "lineage": "cli_lineage", "optimum": "cli_optimum", "gpus": "cli_catalog", "schedules": "cli_catalog",
+    "view": "cli_report", "lineage": "cli_lineage", "accuracy": "cli_lineage", "optimum": "cli_optimum", "gpus": "cli_catalog",
+    "schedules": "cli_catalog",
 }
 
 
 #: How ``flashsim --help`` lists them.
 GROUPS = {
     "How fast, and what binds": ("predict", "compare", "whatif"), "What would be better": ("explore", "optimum"),
-    "See it": ("trace", "view", "plot", "report"), "Is it right": ("check", "crosscheck", "lineage", "calibrate"),
+    "See it": ("trace", "view", "plot", "report"), "Is it right": ("check", "crosscheck", "accuracy", "lineage", "calibrate"),
     "What there is": ("schedules", "gpus"),
 }  # fmt: skip
 EXAMPLE = "flashsim predict fa3 --gpu h100 --batch 4 --heads 16 --seqlen 4096 --head-dim 128"

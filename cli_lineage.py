@@ -1,4 +1,4 @@
-"""The command ``lineage``: the table of generations, and with ``--ideas`` what each of their ideas is worth."""
+"""``lineage``: the table of generations, and what each of their ideas is worth. ``accuracy``: every measurement that is kept."""
 
 from __future__ import annotations
 
@@ -35,6 +35,29 @@ def lineage(with_ideas: bool, names: tuple[str, ...], gpus: tuple[str, ...], as_
         render_lineage.ideas(rows)
     else:
         render_lineage.lineage(rows)
+
+
+@click.command()
+@click.option("--markdown", is_flag=True, help="As a Markdown table.")
+@as_json
+def accuracy(markdown: bool, as_json: bool) -> None:
+    """How near the model is to all measurements that are kept, with the targets (some minutes).
+
+    Errors are of the predicted time, or cycles where rows have them; negative is faster than measured.
+    """
+    from . import render_lineage
+
+    if markdown and as_json:
+        raise ValueError("--markdown and --json are two forms of one table; give one")
+    measured = cli._validate("accuracy")
+    with _progress("predicting") as say:
+        rows = measured.accuracy(progress=say)
+    if as_json:
+        cli._print_json(rows)
+    elif markdown:
+        click.echo(measured.markdown(rows))
+    else:
+        render_lineage.accuracy(rows)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What ``flashsim lineage`` prints: generations with their speed-ups and limiters, and what each idea is worth."""
+"""What ``flashsim lineage`` and ``accuracy`` print: generations, what each idea is worth, errors against measurements."""
 
 from __future__ import annotations
 
@@ -38,6 +38,22 @@ def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
         switches = "".join(f"{name}={str(value).lower()}; " for name, value in row["switches"].items())
         binds.add_row(row["generation"], escape(row["limiter"]), escape(f"{row['shape']}; {switches}{row['source']}"))
     console.print(binds)
+
+
+def accuracy(rows: Sequence[Mapping[str, Any]]) -> None:
+    """One row an entry; what misses its target is marked, and counted below."""
+    console = _console()
+    table = _table("Accuracy", "what", "rows", "mean", "bias", "worst", "target")
+    for row in rows:
+        most = row["worst_target"]
+        target = "".join([f"{row['mean_target']:g} %" if row["mean_target"] else "-", f", none over {most:g} %" if most else ""])
+        table.add_row(
+            row["what"], str(row["rows"]), f"{row['mean_abs_pct']:.1f} %", _signed(row["bias_pct"]), _signed(row["worst_pct"]),
+            target + (" missed" if row["met"] is False else ""),
+        )  # fmt: skip
+    console.print(table)
+    asked = [row["met"] for row in rows if row["met"] is not None]
+    console.print(f"{sum(row['rows'] for row in rows)} rows, {sum(asked)} of {len(asked)} targets met")
 
 
 def ideas(rows: Sequence[Mapping[str, Any]]) -> None:
