@@ -326,7 +326,7 @@ def _number(option: str, name: str, raw: str) -> float:
 def _simulate(
     schedule: Schedule, gpu: GPU, attention: Attention, options: dict[str, Any], *, record_limit: int = 0
 ) -> Result:
-    clock, how = options["clock"], {name: options[name] for name in ("engine", "scope")}
+    clock, how = options["clock"], {name: options[name] for name in ("engine", "scope", "repeats")}
     if clock not in ("boost", "power"):
         try:
             clock = float(clock)

@@ -13,7 +13,7 @@ import click
 
 from . import cli
 from .cli_options import as_json, problem_options
-from .model.schedule import assumptions
+from .model.assumed import assumptions
 
 if TYPE_CHECKING:
     from .model.attention import Attention
@@ -86,7 +86,8 @@ def explore(schedule: str, more: tuple[str, ...], as_json: bool, **options: Any)
     known, file = _files(sweep, plan, options)
     rows, interrupted = _run(sweep, plan, known, file, options)
     saved = file.save(rows.values()) if file else True
-    found = {**report(sweep, list(rows.values()), planned=plan), "notes": list(assumptions(sweep.schedule, sweep.gpu))}
+    notes = list(assumptions(sweep.schedule, sweep.gpu))
+    found = {**report(sweep, list(rows.values()), planned=plan), "notes": notes}
     if as_json:
         cli._print_json(found)
     else:
@@ -296,7 +297,7 @@ def whatif(schedule: str, as_json: bool, **options: Any) -> None:
     if as_json:
         base, *others = rows
         head = {"schedule": case.schedule.name, "gpu": case.gpu.name, "problem": case.attention.label}
-        notes = list(assumptions(case.schedule, case.gpu))
+        notes = list(assumptions(case.schedule, case.gpu, case.attention))
         cli._print_json({**head, "notes": notes, "base": base, "rows": others, "tornado": lines})
     else:
         render_explore.what_if(case, rows, lines)

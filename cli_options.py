@@ -7,6 +7,7 @@ from collections.abc import Callable
 import click
 
 CLOCK = "Of the SMs: MHz is a cap and the power limit holds below it; power caps at boost; boost ignores power."
+REPEATS = "Mean of the first N launches after a rest, as benchmarks time [default: 0, a load that has settled]."
 PASS = "So far fwd alone runs."
 SET = "A switch of the schedule (flashsim schedules NAME lists them); may be repeated."
 SET_GPU = "A number of the chip (flashsim gpus NAME lists them), as in pipe.ex2=4; may be repeated."
@@ -28,6 +29,7 @@ def problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--pass", "pass_", default="fwd", show_default=True, metavar="fwd|bwd|fwd+bwd", help=PASS),
         click.option("--dtype", default="bf16", show_default=True, metavar="bf16|fp16|fp8", help="Of Q, K, V and O."),
         click.option("--clock", default="power", show_default=True, metavar="MHZ|boost|power", help=CLOCK),
+        click.option("--repeats", type=int, default=0, metavar="N", help=REPEATS),
         click.option("--set", "sets", multiple=True, metavar="FIELD=VALUE", help=SET),
         click.option("--set-gpu", "gpu_sets", multiple=True, metavar="NUMBER=VALUE", help=SET_GPU),
         click.option("--engine", default="fast", show_default=True, metavar="fast|simpy", help="Alike in result; simpy is slow."),

@@ -136,6 +136,8 @@ def _prose(doc: str | None) -> str:
 
 def prediction(result: Result) -> None:
     """The panel and tables of ``predict``."""
+    from .sim.held import held
+
     console = _console()
     compulsory = _compulsory(result.attention)
     console.print(
@@ -154,8 +156,12 @@ def prediction(result: Result) -> None:
         )
     )
     side = Table.grid(padding=(0, 4))
-    side.add_row(_shares("units busy", result.units), _shares("warps wait for", _stalls(result)))
+    holds = held(result)
+    longer = any(holds[name] > 1.005 * share for name, share in result.units.items())
+    side.add_row(_shares("units busy", result.units, holds if longer else None), _shares("warps wait for", _stalls(result)))
     console.print(side)
+    if longer:
+        console.print("held: with what products add to instructions beside them; a warp waits for as long", style="dim")
     ledger = _table("bytes", "", "moved", "compulsory", "ratio")
     for name, label in (("hbm_read", "HBM read"), ("hbm_write", "HBM write"), ("l2", "L2"), ("smem", "SMEM")):
         moved, least = result.bytes[name], compulsory.get(name)
@@ -170,8 +176,8 @@ def prediction(result: Result) -> None:
         f"[bold]bounds[/bold]  lower (max of units: {top}) {bounds['max_of_units']:,.0f} cycles, predicted {result.cycles:,.0f},"
         f" units one after the other (sum of units) {bounds['sum_of_units']:,.0f}{_below(result)}\n"
         f"  least II of the steady loop, a trip of an SM's CTAs: {bounds['ii']:,.0f} (busiest unit {bounds['ii_resource']:,.0f},"
-        f" one warp's instructions {bounds['ii_recurrence']:,.0f});\n  flashsim optimum adds what products slow beside them, and"
-        " dependences"
+        f" one warp's instructions {bounds['ii_recurrence']:,.0f});\n  loads are left out; flashsim optimum adds them, what"
+        " products slow beside them, and dependences"
     )
     counts = ", ".join(f"{name} {n:,}" for name, n in result.instructions.items())
     console.print(f"[bold]warp instructions[/bold]  {counts}\n  counts from: {escape('; '.join(result.counts_from))}")
@@ -191,22 +197,26 @@ def _stalls(result: Result) -> dict[str, float]:
     return {name: share for name, share in result.stalls.items() if share >= SHOWN_STALL}
 
 
-def _shares(title: str, shares: Mapping[str, float]) -> Table:
-    table = _table(title, "", "share", text=1)
+def _shares(title: str, shares: Mapping[str, float], held: Mapping[str, float] | None = None) -> Table:
+    """Shares with bars, the largest first; ``held``: a column of units' shares with what products beside them add."""
+    table = _table(title, "", "share", *(["held"] if held else []), text=1)
     table.add_column("", justify="left", no_wrap=True)
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
-        table.add_row(name, f"{100 * share:.1f} %", "█" * round(BAR * min(1.0, share)))
+        longer = [f"{100 * held[name]:.1f} %"] if held else []
+        table.add_row(name, f"{100 * share:.1f} %", *longer, "█" * round(BAR * min(1.0, share)))
     return table
 
 
 def _launches(console: Console, result: Result) -> None:
+    from .sim.unit_words import counted
+
     for launch in result.launches:
         fits, tiles = launch.occupancy, len(launch.program.tiles)
         idle = f", {launch.dispatch.idle_sms} SMs idle" if launch.dispatch.idle_sms else ""
         share = f" [{100 * launch.cycles / result.cycles:.0f} % of the cycles]" if len(result.launches) > 1 else ""
         console.print(
-            f"[bold]occupancy[/bold]  {launch.program.name}{escape(share)}: {fits.ctas_per_sm} CTAs of"
-            f" {launch.program.warps} warps per SM, bound by {fits.limiter}; {tiles} CTAs,"
+            f"[bold]occupancy[/bold]  {launch.program.name}{escape(share)}: {counted(fits.ctas_per_sm, 'CTA')} of"
+            f" {counted(launch.program.warps, 'warp')} per SM, bound by {fits.limiter}; {counted(tiles, 'CTA')},"
             f" {launch.dispatch.waves:.2f} waves{idle}"
         )
         for name, arithmetic in fits.arithmetic.items():
@@ -219,6 +229,8 @@ def _compulsory(attention: Attention) -> dict[str, int]:
 
 def as_dict(result: Result) -> dict[str, Any]:
     """A Result in plain numbers, for ``--json``. ``occupancy`` is the longest kernel's, ``launches`` has all."""
+    from .sim.held import held
+
     attention = asdict(result.attention)
     attention["pass"] = attention.pop("pass_")
     compulsory = {f"compulsory_{name}": n for name, n in _compulsory(result.attention).items()}
@@ -228,7 +240,7 @@ def as_dict(result: Result) -> dict[str, Any]:
         "cycles": result.cycles, "ms": result.ms, "tflops": result.tflops, "tflops_exact": result.tflops_exact,
         "utilization": result.utilization, "clock_mhz": result.clock_mhz, "clock_rule": result.clock_rule,
         "limiter": result.limiter, "host_bound": result.host_bound, "scope": result.scope, "notes": list(result.notes),
-        "units": dict(result.units), "stalls": dict(result.stalls),
+        "units": dict(result.units), "held": held(result), "stalls": dict(result.stalls),
         "bytes": {**result.bytes, **compulsory}, "instructions": dict(result.instructions),
         "counts_from": list(result.counts_from), "occupancy": asdict(longest.occupancy), "bounds": dict(result.bounds),
         "provenance": dict(result.provenance), "launches": [_launch_dict(launch) for launch in result.launches],

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .model.schedule import assumptions
+from .model.assumed import assumptions
 from .render import _console, _smem, _table, brief
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def what_if(case: Case, rows: Sequence[Mapping[str, Any]], lines: Sequence[Mappi
         f"{base['ms']:.4g} ms, {base['cycles']:,.0f} cycles at {base['clock_mhz']:.0f} MHz, {base['tflops']:.1f} TFLOP/s;"
         f" limiter: {escape(base['limiter'])}"
     )
-    for note in assumptions(case.schedule, case.gpu):
+    for note in assumptions(case.schedule, case.gpu, case.attention):
         console.print(escape(f"note: {note}"))
     if any(len(line["saved_pct"]) > 1 for line in lines):
         moved = _moved(lines)

@@ -36,8 +36,10 @@ def lineage(entries: Sequence[Mapping[str, Any]]) -> None:
     binds = _table("What binds", "generation", "limiter", "problem; switches; published in", text=3)
     for row in entries:
         switches = "".join(f"{name}={str(value).lower()}; " for name, value in row["switches"].items())
-        binds.add_row(row["generation"], escape(row["limiter"]), escape(f"{row['shape']}; {switches}{row['source']}"))
+        told = f"{row['shape']}; {switches}{row['source']}{f'; mean of {n} launches' if (n := row['repeats']) else ''}"
+        binds.add_row(row["generation"], escape(row["limiter"]), escape(told))
     console.print(binds)
+    console.print("predict gives a row again with --set SWITCH=VALUE, --clock and, for a mean of launches, --repeats")
 
 
 def accuracy(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -84,11 +84,6 @@ def choices(schedule: Schedule, gpu: GPU, attention: Attention) -> dict[str, flo
     return found
 
 
-def assumptions(schedule: Schedule, gpu: GPU) -> tuple[str, ...]:
-    """What a schedule takes for granted that nobody has read or measured, in sentences (its member ``assumption`` says it)."""
-    return (schedule.assumption(gpu),) if hasattr(schedule, "assumption") else ()
-
-
 class Builder:
     """Collects statements and their instructions. Without ``role`` blocks all of it belongs to one role of ``warps``."""
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.instructions import PIPES, Path
+from ..model.instructions import Path
 from ..model.program import Opcode, Program, Role
-from .engine import FIRST_PIPE, PATH, PORT, SMEM, TICKS_PER_CYCLE
+from .engine import PATH, SMEM, TICKS_PER_CYCLE
+from .held import slowed
 from .predict import Launch, Result
 from .timeline import SUBPARTITIONS, UNITS, Interval, intervals, members, waits
 
@@ -333,7 +334,7 @@ def _units(launch: Launch, kept: Sequence[Interval], edges: NDArray[np.float64],
     passed = _smem_ticks(launch)
     held_of.setdefault("smem", [int(passed[x.last_row + 1] - passed[x.first_row]) for x in kept])
     inside = (edges[:-1] >= view[0]) & (edges[1:] <= view[1])
-    families, slower = np.array([family(x.name) for x in kept]), _slower(launch)
+    families, slower = np.array([family(x.name) for x in kept]), slowed(launch)
     whole = {"smem", "tensor"} if (launch.job.bundles[:, PATH] == Path.TCGEN05).any() else {"smem"}  # one for the whole SM
     for name in [*(n for n in UNIT_LABELS if n in held_of), *(n for n in held_of if n not in UNIT_LABELS)]:
         held, wide = np.array(held_of[name]) * slower.get(name, 1.0), 1 if name in whole else SUBPARTITIONS
@@ -346,15 +347,6 @@ def _units(launch: Launch, kept: Sequence[Interval], edges: NDArray[np.float64],
         mean = float(sum(shares.values(), np.zeros(len(edges) - 1))[inside].mean()) if inside.any() else 0.0
         if mean > SHOWN:
             yield Unit(name=name, label=UNIT_LABELS.get(name, name), shares=shares, mean=mean)
-
-
-def _slower(launch: Launch) -> dict[str, float]:
-    """Ticks that the engine counted on each pipe and the port, over those of the bundles alone: more where instructions hold them
-    longer beside a running product. A record does not say which did, so all are stretched alike."""
-    counted = launch.run.busy.sum(axis=(0, 1))
-    alone = launch.run.issued @ launch.job.bundles
-    columns = {"port": (len(PIPES), PORT), **{pipe: (i, FIRST_PIPE + i) for i, pipe in enumerate(PIPES)}}
-    return {name: float(counted[i] / alone[j]) for name, (i, j) in columns.items() if alone[j] > 0}
 
 
 def _spread(group: Sequence[Interval], held: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:

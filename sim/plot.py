@@ -11,6 +11,7 @@ import numpy as np
 
 from .picture import FAMILIES, Block, Picture, Slice, ems, picture
 from .predict import Result
+from .unit_words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +96,7 @@ def subtitle(result: Result) -> str:
 def caption(laid: Picture, result: Result) -> str:
     """What part of the run the picture shows."""
     ctas = len(laid.slots)
-    resident = f"{ctas} CTA{'s' if ctas > 1 else ''} resident"
+    resident = f"{counted(ctas, 'CTA')} resident"
     kernel = f"kernel {laid.kernel}, " if len(result.launches) > 1 else ""
     steady = f", {laid.period:,.0f} cycles a {laid.trip} of each CTA" if laid.period else ""
     return f"One SM, {kernel}{resident}, cycles {laid.view[0]:,.0f} to {laid.view[1]:,.0f}{steady}"
@@ -191,7 +192,7 @@ def _draw_units(axes: Axes, laid: Picture) -> None:
         axes.text(1.006, base - 0.44, share, transform=axes.get_yaxis_transform(), va="center", fontsize=FONT)
     axes.set_yticks([row + 0.56 for row in range(rows)], [unit.label for unit in laid.units])
     axes.tick_params(axis="y", length=0)
-    axes.text(1.006, -0.06, "busy", transform=axes.get_yaxis_transform(), va="bottom", fontsize=FONT - 1, color=FAINT)
+    axes.text(1.006, -0.06, "held", transform=axes.get_yaxis_transform(), va="bottom", fontsize=FONT - 1, color=FAINT)
 
 
 # --- around ---

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..model.assumed import assumptions
 from ..model.attention import Attention
 from ..model.gpu import GPU, KINDS
 from ..model.instructions import COUNTERS, INSTRUCTIONS, counters
 from ..model.program import IntArray, Program
-from ..model.schedule import Schedule, assumptions, lowered
+from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
 from .bounds import initiation_interval, unit_bounds
@@ -314,7 +315,7 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         provenance=provenance(gpu),
         host_bound=host_bound,
         scope=how.scope,
-        notes=(*assumptions(schedule, gpu), *(note for x in launches for note in x.notes)),
+        notes=(*assumptions(schedule, gpu, attention), *(note for x in launches for note in x.notes)),
         counts_from=tuple(dict.fromkeys(x.program.profile for x in launches)),
     )
 
@@ -355,7 +356,7 @@ TOGETHER = 0.8  #: two units of which the less busy one has so much of the other
 WAIT_WORDS = {
     "barrier": "CTA barriers",
     "scoreboard": "loads in flight",
-    "cp_async": "K/V loads (cp.async)",
+    "cp_async": "asynchronous copies (cp.async; O's bulk store)",
     "latency": "dependent results",
     "mbarrier": "mbarriers",
     "product": "their own products",

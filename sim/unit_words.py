@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from ..model.instructions import INSTRUCTIONS
 
+
+def counted(n: int, word: str) -> str:
+    """``1 CTA``, ``2 CTAs``."""
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
 #: Units of :func:`flashsim.sim.whatif.units`, and sections.
 UNITS = {
     "fma": "FMA pipe: multiply, add, moves", "alu": "ALU pipe: max, convert, integer", "mufu": "MUFU: exponentials",

@@ -25,7 +25,8 @@ def lines_within(text: str, columns: int) -> list[str]:
 LINEAGE = [
     {
         "generation": name, "gpu": "b200", "shape": "B1 H16 N32768 D128 bf16", "predicted_tflops": 1570.2,
-        "published_tflops": 1613.0, "error_pct": 2.7, "clock_mhz": 1830.0, "hbm_gb": 0.3, "source": "FA4 paper, figure 4",
+        "published_tflops": 1613.0, "error_pct": 2.7, "clock_mhz": 1830.0, "hbm_gb": 0.3, "repeats": 100,
+        "source": "FA4 paper, figure 4",
         "switches": {"persistent": False, "build": "2024-07"},
         "limiter": "the tensor cores and the MUFU (exponentials) together, 75 and 74 % busy",
         "speedups": [{"over": "Triton, B200", "predicted": 2.41, "published": (2.29, 2.29)}],
@@ -46,6 +47,7 @@ def test_lineage_prints_its_rows_speed_ups_and_limiters(columns: int, monkeypatc
     assert "the tensor cores" in shown.stdout
     assert "persistent=false;" in shown.stdout
     assert "build=2024-07;" in shown.stdout
+    assert "mean of 100 launches" in " ".join(shown.stdout.split())
     assert json.loads(run("lineage", "--json").stdout) == json.loads(json.dumps(LINEAGE))
 
 

@@ -193,5 +193,6 @@ def _row(entry: Entry, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "hbm_gb": (result.bytes["hbm_read"] + result.bytes["hbm_write"]) / 1e9,
         "limiter": result.limiter,
         "speedups": steps,
+        "repeats": how["repeats"],
         "source": entry.source,
     }

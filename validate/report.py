@@ -16,9 +16,12 @@ from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS
 from ..model.schedules import SCHEDULES
 from ..sim.fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
+from ..sim.held import held
 from ..sim.picture import FAMILIES, UNIT_LABELS, picture
 from ..sim.plot import ink_on
 from ..sim.predict import UNIT_WORDS, WAIT_WORDS, Launch, Result
+from ..sim.residency import LOCAL
+from ..sim.unit_words import counted
 from .page import bar, cards, falling, made, numbers, page, percent, row, size, table
 from .report_timeline import WORDS, timeline
 
@@ -155,7 +158,8 @@ def _section(section: _Section) -> str:
             "<h3>Bytes</h3>",
             f'<div class="columns">{_ledger(x)}{_tensors(x)}</div>',
             "<h3>Warp instructions</h3>",
-            f'<div class="columns">{_counters(x)}{_instructions(x)}</div>',
+            _counters(x),
+            _instructions(x),
             "<h3>Occupancy</h3>",
             *(_occupancy(launch) for launch in x.launches),
             "<h3>Program</h3>",
@@ -175,12 +179,14 @@ def _timelines(x: Result, where: str) -> Iterator[str]:
 
 
 def _units(x: Result) -> str:
-    most = max(x.units, key=lambda name: x.units[name])
-    rows = [
-        row(UNIT_NAMES.get(name, name), bar(share), percent(share), f"{x.bounds[name]:,.0f}", binds=name == most)
-        for name, share in falling(x.units)
-    ]
-    return table("Units busy, over the whole chip and run", ("unit", "", "*busy", "*cycles it alone needs"), rows)
+    most, holds = max(x.units, key=lambda name: x.units[name]), held(x)
+    rows = []
+    for name, share in falling(x.units):
+        cells = (bar(share), percent(share), percent(holds[name]), f"{x.bounds[name]:,.0f}")
+        rows.append(row(UNIT_NAMES.get(name, name), *cells, binds=name == most))
+    note = "Held: with what products beside them add to instructions; a warp waits for as long as a unit is held."
+    columns = ("unit", "", "*busy", "*held", "*cycles it alone needs")
+    return table("Units busy, over the whole chip and run", columns, rows) + f'<p class="note">{note}</p>'
 
 
 def _stalls(x: Result) -> str:
@@ -235,8 +241,12 @@ def _tensors(x: Result) -> str:
     for launch in x.launches:
         for name, more in launch.traffic.by_tensor.items():
             moves[name] = [a + b for a, b in zip(moves.get(name, [0] * len(more)), more, strict=True)]
+    spilled = x.bytes["l2_sm"] - sum(moved[L2_READ] + moved[L2_WRITE] for moved in moves.values())
+    if spilled:  # stores of spilled registers pass L1, each on its own; the replay has their frames
+        moves[LOCAL][L2_WRITE] += spilled
     rows = []
-    for name, moved in moves.items():
+    for name in [*(name for name in sizes if name in moves), *(name for name in moves if name not in sizes)]:
+        moved = moves[name]
         cells = [size(moved[i]) if moved[i] else "" for i in (HBM_READ, HBM_WRITE, L2_READ, L2_WRITE)]
         rows.append(row(name, size(sizes[name]) if name in sizes else "", *cells))
     columns = ("tensor", "*size", "*HBM read", "*HBM written", "*L2 read", "*L2 written")
@@ -263,10 +273,10 @@ def _instructions(x: Result) -> str:
 def _occupancy(launch: Launch) -> str:
     fits, program = launch.occupancy, launch.program
     idle = f", {launch.dispatch.idle_sms} SMs idle" if launch.dispatch.idle_sms else ""
-    roles = ", ".join(f"{role.name} {role.warps} warps at {role.registers} registers" for role in program.roles)
+    roles = ", ".join(f"{role.name} {counted(role.warps, 'warp')} at {role.registers} registers" for role in program.roles)
     caption = (
-        f"{program.name}: {fits.ctas_per_sm} CTAs of {program.warps} warps per SM, bound by {fits.limiter};"
-        f" {len(program.tiles):,} CTAs, {launch.dispatch.waves:.2f} waves{idle}. Roles: {roles}"
+        f"{program.name}: {counted(fits.ctas_per_sm, 'CTA')} of {counted(program.warps, 'warp')} per SM, bound by {fits.limiter};"
+        f" {counted(len(program.tiles), 'CTA')}, {launch.dispatch.waves:.2f} waves{idle}. Roles: {roles}"
     )
     rows = [
         row(name, f"<td>{escape(arithmetic)}</td>", binds=name == fits.limiter) for name, arithmetic in fits.arithmetic.items()

@@ -8,6 +8,7 @@ from html import escape
 
 from ..sim.picture import FAMILIES, Lane, Picture, Slice, Unit, ems
 from ..sim.predict import Result
+from ..sim.unit_words import counted
 
 WIDTH, LEFT, RIGHT = 1140, 140, 46  # pixels before a script fits it to the page
 TOP, STRIP, LANE, GAP, UNIT = 24, 18, 34, 10, 30
@@ -57,10 +58,10 @@ def describe(laid: Picture, result: Result) -> str:
     """The picture in words: its alternative text and caption."""
     ctas = len(laid.slots)
     steady = f" A {laid.trip} of each CTA takes {laid.period:,.0f} cycles." if laid.period else ""
-    busy = ", ".join(f"{unit.label} {100 * unit.mean:.0f} %" for unit in sorted(laid.units, key=lambda unit: -unit.mean))
+    held = ", ".join(f"{unit.label} {100 * unit.mean:.0f} %" for unit in sorted(laid.units, key=lambda unit: -unit.mean))
     return (
-        f"Timeline of one SM running {laid.kernel} with {ctas} resident CTA{'s' if ctas > 1 else ''}, cycles"
-        f" {laid.view[0]:,.0f} to {laid.view[1]:,.0f} at {laid.mhz:.0f} MHz.{steady} Busy in this window: {busy or 'no unit'}."
+        f"Timeline of one SM running {laid.kernel} with {counted(ctas, 'resident CTA')}, cycles"
+        f" {laid.view[0]:,.0f} to {laid.view[1]:,.0f} at {laid.mhz:.0f} MHz.{steady} Held in this window: {held or 'no unit'}."
     )
 
 
