@@ -20,7 +20,7 @@ def assumptions(schedule: Schedule, gpu: GPU, attention: Attention | None = None
         return tuple(out)
     if attention.seqlen_q <= FEW_QUERIES and attention.seqlen_kv > attention.seqlen_q:
         out.append(
-            f"for so few query rows ({attention.seqlen_q}) libraries split the keys over CTAs and pack the query heads of a K/V head"
+            f"for so few query rows ({attention.seqlen_q}) libraries split keys over CTAs and pack the query heads of a K/V head"
             f" into one tile; neither is modelled: this is {schedule.name}'s prefill kernel, not their decode"
         )
     odd = [d for d in (attention.head_dim, attention.head_dim_v) if d * attention.dtype_bytes % COPY_BYTES]

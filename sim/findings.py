@@ -52,7 +52,7 @@ def mixture(rows: Sequence[Row]) -> str:
         return ""
     shares = ", ".join(f"{n:,} {name}" for name, n in counted.most_common())
     return (
-        f"instruction counts are of {len(counted)} kinds ({shares}): only binary ones have all that a compiler adds, others come out"
+        f"instruction counts are of {len(counted)} kinds ({shares}): only binary ones have all that a compiler adds, others are"
         " some per cent faster for that alone; --set counts=ideal compares all on the algorithm's own, where a schedule has it"
     )
 

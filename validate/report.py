@@ -186,7 +186,7 @@ def _units(x: Result) -> str:
         rows.append(row(UNIT_NAMES.get(name, name), *cells, binds=name == most))
     note = "Held: with what products beside them add to instructions; a warp waits for as long as a unit is held."
     columns = ("unit", "", "*busy", "*held", "*cycles it alone needs")
-    return table("Units busy, over the whole chip and run", columns, rows) + f'<p class="note">{note}</p>'
+    return f"<div>{table('Units busy, over the whole chip and run', columns, rows)}<p class=\"note\">{note}</p></div>"
 
 
 def _stalls(x: Result) -> str:
