@@ -245,7 +245,8 @@ def _tensors(x: Result) -> str:
     if spilled:  # stores of spilled registers pass L1, each on its own; the replay has their frames
         moves[LOCAL][L2_WRITE] += spilled
     rows = []
-    for name in [*(name for name in sizes if name in moves), *(name for name in moves if name not in sizes)]:
+    usual = list(x.attention.tensor_bytes)
+    for name in sorted(moves, key=lambda name: usual.index(name) if name in usual else len(usual)):
         moved = moves[name]
         cells = [size(moved[i]) if moved[i] else "" for i in (HBM_READ, HBM_WRITE, L2_READ, L2_WRITE)]
         rows.append(row(name, size(sizes[name]) if name in sizes else "", *cells))
