@@ -225,13 +225,15 @@ class Builder:
             self.rows.arrange(start, segments)
 
     @contextmanager
-    def placed(self, parts: Parts | Usual | None) -> Iterator[None]:
+    def placed(self, parts: Parts | Usual | None, *, masks: bool = False) -> Iterator[None]:
         """A loop's body that begins and ends with products (S, then P V), its vector work where a compiler puts it: where the
-        binary has it, or where one that was not read usually would. None: in the order of the ops."""
+        binary has it, or where one that was not read usually would. None: in the order of the ops. ``masks``: the parts hold
+        what masks a block too, which otherwise comes on top of them."""
         start = len(self.rows)
         yield
         if parts is not None:
-            placement = Placement(self.rows, start, {i for i, s in enumerate(self.statements) if s.kind == "mask"})
+            apart = () if masks else {i for i, s in enumerate(self.statements) if s.kind == "mask"}
+            placement = Placement(self.rows, start, apart)
             placement.apply(placement.usual(parts) if isinstance(parts, Usual) else parts)
 
     @contextmanager

@@ -67,9 +67,10 @@ class Start:
 class LoopCounts:
     """What a compiled loop issues per warp and K/V block but for products, in its three ``parts`` (:mod:`..placement`): by
     counter (fma, alu, xu, lsu, other), registers spilled (``stl``, ``ldl``) and stall cycles. ``setup``, ``loads``, ``epilogue``:
-    the same of a tile's code outside the loop: up to its first load, up to its first wait, after the loop. ``registers`` per
-    thread;
-    ``local_bytes``: local memory of a warp; ``frame_bytes``: of a thread, where it is worth asking whether L1 holds it."""
+    the same of a tile's code outside the loop: up to its first load, up to its first wait, after the loop. ``first``: the parts of
+    the first block, which stands apart from the loop; ``masked``: of the blocks apart in the kernel with a causal mask, what masks
+    included; both empty where not read. ``registers`` per thread; ``local_bytes``: local memory of a warp; ``frame_bytes``: of a
+    thread, where it is worth asking whether L1 holds it."""
 
     label: str
     registers: int
@@ -77,6 +78,8 @@ class LoopCounts:
     setup: Mapping[str, float]
     loads: Mapping[str, float]
     epilogue: Mapping[str, float]
+    first: tuple[Mapping[str, float], ...] = ()
+    masked: tuple[tuple[Mapping[str, float], ...], ...] = ()
     local_bytes: int = 0
     frame_bytes: int = 0
     start: Start | None = None
@@ -103,6 +106,8 @@ def loop_counts(
                 setup=row["setup"],
                 loads=row["loads"],
                 epilogue=row["epilogue"],
+                first=tuple(row.get("first", ())),
+                masked=tuple(tuple(block) for block in row.get("masked", ())),
                 local_bytes=32 * frame or row.get("spill_once_bytes", 0) + row["spill_bytes"],
                 frame_bytes=frame,
                 start=Start(**row["start"]) if "start" in row else None,

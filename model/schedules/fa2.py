@@ -7,7 +7,7 @@ of the three is a switch: without it the kernel does what FA1's did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -189,7 +189,7 @@ class _Step:
         self.spills = (0, 0) if profile else (needs.under_scores, needs.under_softmax)  # a binary's parts hold what it spills
         self.parts: Parts | Usual | None = USUAL[BUILDS[schedule.build]] if schedule.counts == "binary" else None
         if profile:
-            self.parts = [{"ldl_far" if far and c == "ldl" else c: n for c, n in p.items()} for p in profile.parts]
+            self.parts = self._spilling(profile.parts)
 
     def begin(self, q: Index, *, first: Index, seen: Index) -> None:
         """The Q block, and (where ``seen`` >= 0) the first of its K blocks, on their way."""
@@ -210,16 +210,23 @@ class _Step:
     @contextmanager
     def loop(self, trips: Index) -> Iterator[None]:
         """K/V blocks, with what the compiled loop issues, and where."""
-        with self.b.loop("i", trips), self.placed():
+        with self.b.loop("i", trips), self.b.placed(self.parts):
             yield
 
-    def placed(self) -> AbstractContextManager[None]:
-        return self.b.placed(self.parts)
+    def apart(self, number: int, *, causal: bool) -> AbstractContextManager[None]:
+        """The ``number``-th of the K/V blocks that stand before the loop, with what the binary issues there."""
+        own = self.profile
+        if own and own.masked and causal:
+            return self.b.placed(self._spilling(own.masked[min(number, len(own.masked) - 1)]), masks=True)
+        return self.b.placed(self._spilling(own.first) if own and own.first and number == 0 else self.parts)
 
-    def block(self, j: Index, *, following: Index, needed: tuple[Index, ...], masks: tuple[Index | None, ...], q: Index) -> None:
+    def block(
+        self, j: Index, *, following: Index, needed: tuple[Index, ...], masks: tuple[Index | None, ...], q: Index,
+        first: bool = False,
+    ) -> None:  # fmt: skip
         """One K/V block: V loads under Q K^T, the next K (where all of ``needed`` are >= 0) under softmax and P V.
 
-        ``masks``: where each is >= 0 (None: everywhere) the block is masked.
+        ``masks``: where each is >= 0 (None: everywhere) the block is masked. ``first``: O and l are still zero.
         """
         b = self.b
         split: dict[str, Any] = {"split": "cols"} if self.t.split_k else {}
@@ -241,7 +248,7 @@ class _Step:
                 stack.enter_context(b.when(where))
             b.op("load_async", writes="Ks", reads="K", index=following)
             b.op("commit")
-        self._softmax()
+        self._softmax(first=first)
         self._values()
 
     def end(self, q: Index) -> None:
@@ -258,7 +265,11 @@ class _Step:
 
     # --- pieces of a block ---
 
-    def _softmax(self) -> None:
+    def _spilling(self, parts: Sequence[Mapping[str, float]]) -> Parts:
+        """A binary's parts, with what is spilled loaded from where it is."""
+        return [{"ldl_far" if self.far and c == "ldl" else c: n for c, n in p.items()} for p in parts]
+
+    def _softmax(self, *, first: bool) -> None:
         b, t = self.b, self.t
         split: dict[str, Any] = {"split": "cols"} if t.split_k else {}
         if t.split_k:
@@ -268,7 +279,8 @@ class _Step:
             b.op("row_max", writes=("m", "m_old"), reads="S")
         undo: dict[str, Any] = {} if self.deferred else {"divided": True}
         with b.interleaved():
-            b.op("rescale", writes=("Oacc", "l"), reads=("m", "m_old"), **undo)
+            if not first:
+                b.op("rescale", writes=("Oacc", "l"), reads=("m", "m_old"), **undo)
             self._spill(1)
             b.op("exp2", writes="S", reads=("S", "m"), **split)
             if t.split_k:
@@ -311,13 +323,15 @@ def _q_block(step: _Step, attention: Attention, masked: int) -> None:
     q, last, t = Index(arg="q_block"), Index(arg="n_blocks", const=-1), step.t
     whole = attention.seqlen_q % t.block_q == attention.seqlen_kv % t.block_kv == 0
     apart = max(masked, ceil_div(t.block_q, t.block_kv) + (not whole) if attention.causal else 1)
+    if attention.causal and step.profile:
+        apart = max(apart, len(step.profile.masked))
     masks = (None,) if masked else ()
     step.begin(q, first=last, seen=last)
     for before in range(apart):
         this = replace(last, const=-1 - before)
         following = replace(this, const=this.const - 1)
-        with step.b.when(this), step.placed():
-            step.block(this, following=following, needed=(following,), masks=masks, q=q)
+        with step.b.when(this), step.apart(before, causal=attention.causal):
+            step.block(this, following=following, needed=(following,), masks=masks, q=q, first=before == 0)
     with step.loop(replace(last, const=-apart)):
         following = Index(arg="n_blocks", const=-apart - 2, loop="i", coef=-1)
         step.block(replace(following, const=-apart - 1), following=following, needed=(following,), masks=(), q=q)
