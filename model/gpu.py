@@ -128,7 +128,8 @@ class Smem(Section):
 
 class L2(Section):
     """Size, how much of it holds data read again later, whole-chip read rate, what one SM alone can pull, and latency to
-    the near and far partition. Rates are bytes per SM clock, or per ``clock_mhz`` where L2 has a clock of its own."""
+    the near and far partition. ``home_bytes_per_clk``: the rate for what one partition alone holds, as what was just written
+    (None: the same). Rates are bytes per SM clock, or per ``clock_mhz`` where L2 has a clock of its own."""
 
     size_bytes: Bytes
     resident_bytes: Bytes
@@ -136,6 +137,7 @@ class L2(Section):
     bytes_per_clk_one_sm: BytesPerClk
     latency_near_ns: Ns
     latency_far_ns: Ns
+    home_bytes_per_clk: BytesPerClk | None = None
     clock_mhz: Mhz | None = None
 
 

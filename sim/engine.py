@@ -53,7 +53,7 @@ TICKS_PER_CYCLE = 100
 
 #: Columns of ``Job.bundles``: ticks of the port, of the warp until it may go on, until the result, and at the SMEM port.
 #: Then the same port, gap and pipes beside a running product, how much that product is delayed, bytes of local memory that
-#: are written through to L2, and how many instructions of a binary it stands for.
+#: pass L2 (as many as are read there in the same time), and how many instructions of a binary it stands for.
 BUNDLE_COLUMNS = (
     "port", "gap", "result", "path", "smem", *PIPES, "port_beside", "gap_beside", *(f"{p}_beside" for p in PIPES), "delay",
     "spill", "smem_beside", "instructions",

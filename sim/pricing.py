@@ -55,11 +55,17 @@ def _prices(names: tuple[str, ...], gpu: GPU) -> IntArray:
     kinds = [INSTRUCTIONS[name] for name in names]
     prices = np.array([_vector(kind, gpu) if not kind.columns else _zeros() for kind in kinds]).reshape(-1, len(BUNDLE_COLUMNS))
     prices[:, SMEM] = [ticks(kind.smem_bytes / gpu.smem.bytes_per_clk) for kind in kinds]
-    prices[:, SPILL] = [kind.spill_bytes for kind in kinds]
+    prices[:, SPILL] = [round(kind.spill_bytes * _slower_at_home(gpu)) for kind in kinds]
     left = gpu.beside.smem_bytes_per_clk if gpu.beside else gpu.smem.bytes_per_clk
     prices[:, SMEM_BESIDE] = [ticks(kind.smem_bytes / left) for kind in kinds]
     prices.setflags(write=False)
     return prices
+
+
+def _slower_at_home(gpu: GPU) -> float:
+    """How much longer L2 takes for what was written, of which no partition but its own has a copy, while all SMs ask."""
+    whole = min(float(gpu.l2.bytes_per_clk), gpu.l2.bytes_per_clk_one_sm * gpu.sm.count)
+    return max(1.0, whole / (gpu.l2.home_bytes_per_clk or whole))
 
 
 def _zeros() -> IntArray:
