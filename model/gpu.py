@@ -169,13 +169,14 @@ class Launch(Section):
 class Wgmma(Section):
     """Asynchronous warpgroup products: tensor cycles for each of N columns, from the end of a group's last product
     to the warp that waits for it (also with A in registers), how many a sub-partition holds at a time (with the one that runs),
-    and energy of a warp's 16 rows and k-step for each column."""
+    and energy of a warp's 16 rows and k-step for each column, of BF16, FP16 and FP8."""
 
     cycles_per_column: Cycles
     wait_cycles: Cycles
     wait_register_cycles: Cycles
     queue: Count
     pj_per_column: Picojoules
+    pj_per_column_fp16: Picojoules
     pj_per_column_fp8: Picojoules
 
 
@@ -220,6 +221,7 @@ class Tcgen05(Section):
     pair_latency_cycles: Cycles
     pair_latency_a_tmem_cycles: Cycles
     pj_per_column: Picojoules
+    pj_per_column_fp16: Picojoules
     pj_per_column_fp8: Picojoules
 
 
@@ -245,7 +247,7 @@ class Packed(Section):
 
 
 class Power(Section):
-    """Board limit, power at rest, and energy per event at boost clock and voltage.
+    """Board limit, power at rest, and energy per event at boost clock and voltage (``hmma_pj``: of BF16).
 
     ``regulated_share``: what the regulator holds of the limit. ``hold_ms``: how long after a rest it lets a load pass it,
     ``peak_core_w``: what the SMs may draw meanwhile.
@@ -262,6 +264,7 @@ class Power(Section):
     peak_core_w: Watts
     tensor_stretch: Ratio
     hmma_pj: Picojoules
+    hmma_fp16_pj: Picojoules
     vector_pj: Picojoules
     ex2_pj: Picojoules
     smem_pj_per_byte: Picojoules

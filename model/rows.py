@@ -96,14 +96,15 @@ class Rows:
                     ideal[counter] += n * row[COUNT]
         return ideal
 
-    def spread(self, start: int, counts: Mapping[str, float], *, products: bool = True) -> None:
+    def spread(self, start: int, counts: Mapping[str, float], *, products: bool = True, others: bool = True) -> None:
         """Add what the binary issues beyond the ideal, spread over the code from ``start`` on in proportion to its instructions.
 
         A compiler scatters moves and address arithmetic through the whole loop; where exactly is not modelled. Without
-        ``products`` the proportion is to all but matrix instructions.
+        ``products`` the proportion is to all but matrix instructions, without ``others`` to these alone.
         """
         ideal = self.ideal(start)
-        total = sum(ideal.values()) - (0 if products else ideal["tensor"])
+        matrix, all_ = ideal["tensor"], sum(ideal.values())
+        total = (matrix if products else 0) + (all_ - matrix if others else 0)
         wanted = {c: counts[c] - ideal.get(c, 0) for c in counts if c in EXTRA_INSTRUCTION}
         extra = {c: n for c, n in wanted.items() if n > 0}
         passed, given = 0, dict.fromkeys(extra, 0)
@@ -114,7 +115,8 @@ class Rows:
             if row[OPCODE] != ISSUE:
                 continue
             own = self.contents[row[BUNDLE]]
-            passed += row[COUNT] * (own.total if products else own.total - own.counted.get("tensor", 0))
+            matrix = own.counted.get("tensor", 0)
+            passed += row[COUNT] * ((matrix if products else 0) + (own.total - matrix if others else 0))
             for counter, n in extra.items():
                 due = round(n * passed / total) - given[counter]
                 if due > 0:
@@ -123,7 +125,7 @@ class Rows:
                     added.insert(len(added) - own.asks, extra_row)  # an mbarrier's address comes before its try
         self.replace(start, edited)
 
-    def pad(self, start: int, stall_cycles: float) -> None:
+    def pad(self, start: int, stall_cycles: float, *, others: bool = True) -> None:
         """Hold the warp so that all but the products from ``start`` on take a lone warp the compiler's ``stall_cycles`` or more.
 
         Dependences of fixed latency are in those counts, so the waits for them go, but for those on a shuffle's result, on
@@ -135,7 +137,7 @@ class Rows:
         ideal = self.ideal(start)
         issued = sum(ideal.values()) - (0 if asynchronous else ideal["tensor"])
         if issued:  # stalls stand between asynchronous products too; mma.sync holds the warp by itself
-            self.spread(start, {"stall": max(0.0, stall_cycles - issued)}, products=asynchronous)
+            self.spread(start, {"stall": max(0.0, stall_cycles - issued)}, products=asynchronous, others=others)
 
     def release(self, start: int) -> None:
         """Take away the waits of fixed latency from ``start`` on: where stall counts were read, they hold the warp."""

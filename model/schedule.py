@@ -204,11 +204,13 @@ class Builder:
         stall_cycles: float | None = None,
         serial: bool = False,
         segments: Segments | None = None,
+        at_products: bool = False,
     ) -> Iterator[None]:
         """A stretch of code whose instruction ``counts`` and stall counts were read in a binary (as in :meth:`loop`).
 
         ``serial``: each of its instructions waits for the one before it, as where an address leads to a wait. ``segments``:
-        where in the stretch the binary has them, if it does not mix them evenly.
+        where in the stretch the binary has them, if it does not mix them evenly. ``at_products``: what is not in the ops prepares
+        products (descriptors), and stands at them.
         """
         start = len(self.rows)
         yield
@@ -216,9 +218,9 @@ class Builder:
             ideal = self.rows.ideal(start)
             counts = {c: ideal[c] * factor for c, factor in overhead.items()}
         if counts is not None:
-            self.rows.spread(start, counts)
+            self.rows.spread(start, counts, others=not at_products)
         if stall_cycles is not None:
-            self.rows.pad(start, stall_cycles)
+            self.rows.pad(start, stall_cycles, others=not at_products)
         if serial:
             self.rows.line_up(start)
         if segments:
@@ -338,9 +340,7 @@ class Builder:
         """Of a CTA, with all buffers declared so far."""
         return sum(b.all_bytes for b in self.buffers.values() if b.space == "smem" and "." not in b.name)
 
-    def build(
-        self, *, tensors: tuple[Tensor, ...], tiles: Tiles, profile: str = "ideal", **fields: Any
-    ) -> Program:
+    def build(self, *, tensors: tuple[Tensor, ...], tiles: Tiles, profile: str = "ideal", **fields: Any) -> Program:
         """``fields``: further fields of :class:`Program` (persistent, cluster, local_bytes, ...)."""
         if self.single:
             self._exit()
@@ -389,4 +389,3 @@ ORDER = {
     "mma_wait": Opcode.MMA_WAIT,
     "tile": Opcode.TILE,
 }
-

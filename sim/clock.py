@@ -47,9 +47,13 @@ class Energy:
     memory: float
 
 
-def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int]) -> Energy:
-    """Energy of a launch from its instruction counts and bytes (l2_sm, hbm); what comes from L2 lands in an SM's memory."""
+def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int], *, fp16: bool = False) -> Energy:
+    """Energy of a launch from its instruction counts and bytes (l2_sm, hbm); what comes from L2 lands in an SM's memory.
+
+    ``fp16``: whether what products of 16-bit numbers multiply is FP16, whose longer mantissas cost more than BF16's.
+    """
     power = gpu.power
+    each_of = {"tensor": power.hmma_fp16_pj if fp16 else power.hmma_pj, "mufu": power.ex2_pj}
     core = bytes_.get("l2_sm", 0) * float(power.smem_write_pj_per_byte)
     for name, n in counts.items():
         kind = INSTRUCTIONS[name]
@@ -57,12 +61,12 @@ def picojoules(gpu: GPU, counts: Mapping[str, int], bytes_: Mapping[str, int]) -
             core += n * kind.smem_bytes * float(power.smem_pj_per_byte)
         product = gpu.wgmma or gpu.tcgen05
         if kind.columns and product is not None:
-            each = product.pj_per_column_fp8 if kind.fp8 else product.pj_per_column
-            core += n * kind.columns * float(each)
+            sixteen = product.pj_per_column_fp16 if fp16 else product.pj_per_column
+            core += n * kind.columns * float(product.pj_per_column_fp8 if kind.fp8 else sixteen)
             continue
         if kind.counter == "none":
             continue
-        core += n * float({"tensor": power.hmma_pj, "mufu": power.ex2_pj}.get(kind.pipe, power.vector_pj))
+        core += n * float(each_of.get(kind.pipe, power.vector_pj))
     memory = bytes_.get("l2_sm", 0) * float(power.l2_pj_per_byte) + bytes_.get("hbm", 0) * float(power.hbm_pj_per_byte)
     return Energy(core=core, memory=memory)
 
@@ -95,14 +99,15 @@ def sustained(
     cap_mhz: float,
     repeats: int = 0,
     flush_bytes: int = 0,
+    fp16: bool = False,
 ) -> Clock:
-    """The SMs' clock in this launch, over and over: ``cap_mhz`` at most, and less where power binds.
+    """The SMs' clock in this launch, over and over: ``cap_mhz`` at most, and less where power binds. ``fp16``: its numbers are.
 
     ``repeats``: how many follow a rest, the mean over which is wanted; 0: as many as it takes to settle. ``flush_bytes``: what is
     written to HBM before each launch to empty L2, zeros, which draw less than most kernels and so leave them more. The rule is
     told behind the clock and names no other, but for a set cap, and for what a load that has not settled began and ended at.
     """
-    energy = picojoules(gpu, counts, bytes_)
+    energy = picojoules(gpu, counts, bytes_, fp16=fp16)
     limit = float(gpu.power.limit_w * gpu.power.regulated_share)
     set_ = cap_mhz != gpu.clock.boost_mhz
     cap, slower, rule = cap_mhz, 1.0, "as capped" if set_ else "the boost clock"

@@ -91,12 +91,14 @@ SCOPES = ("sm", "chip")
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How a launch is run: ``cap`` in MHz, whether power limits the clock below it, and what :func:`simulate` was given."""
+    """How a launch is run: ``cap`` in MHz, whether power limits the clock below it, whether its numbers are FP16, and what
+    :func:`simulate` was given."""
 
     engine: str
     scope: str
     cap: float
     limited: bool
+    fp16: bool
     repeats: int
     flush_bytes: int
     record_limit: int
@@ -135,6 +137,7 @@ def simulate(
         scope=scope,
         cap=cap_mhz(gpu, clock),
         limited=clock != "boost",
+        fp16=attention.dtype == "fp16",
         repeats=repeats,
         flush_bytes=flush_bytes,
         record_limit=record_limit,
@@ -195,8 +198,9 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
         cycles = run.ticks / TICKS_PER_CYCLE + gpu.launch.ramp_cycles
         moved = _ledger(program, issued, traffic)
         mark = sustained(
-            gpu, cycles=cycles, counts=issued, bytes_=moved, cap_mhz=how.cap, repeats=how.repeats, flush_bytes=how.flush_bytes
-        )
+            gpu, cycles=cycles, counts=issued, bytes_=moved, cap_mhz=how.cap, repeats=how.repeats, flush_bytes=how.flush_bytes,
+            fp16=how.fp16,
+        )  # fmt: skip
         if not how.limited:
             mark = Clock(mhz=how.cap, rule="the boost clock; power limit ignored", watts=mark.watts)
         if scope == how.scope and abs(mark.mhz - mhz) < 0.02 * mhz:

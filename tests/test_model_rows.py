@@ -85,3 +85,28 @@ def test_an_answer_takes_what_the_chip_says(name: str) -> None:
     (row,) = (i for i, bundle in enumerate(p.bundles) if dict(bundle) == {"try_wait": 1})
     assert gpu.async_ is not None
     assert bundle_table(p, gpu)[row, RESULT] == gpu.async_.mbarrier_try_cycles * TICKS_PER_CYCLE
+
+
+@pytest.mark.parametrize("at_products", [True, False])
+def test_what_prepares_products_stands_at_them(at_products: bool) -> None:
+    """O is rescaled after two of four products; their address arithmetic goes where they are, or all over."""
+    b = Builder(name="rescale among products", registers=168)
+    for name in ("Q", "K"):
+        b.smem(name, rows=64, cols=64, bytes_per_element=2)
+    b.registers_tile("S", rows=64, cols=64)
+    b.registers_tile("O", rows=64, cols=128)
+    counts = {"alu": 20, "tensor": 4, "fma": 64}
+    with b.role("consumer", warps=4, registers=168), b.phase(counts=counts, stall_cycles=120, at_products=at_products):
+        b.op("wgmma", writes="S", reads=("Q", "K"), share=(0.0, 0.5))
+        b.op("scale_rows", writes="O", reads="scale")
+        b.op("wgmma", writes="S", reads=("Q", "K"), share=(0.5, 1.0))
+        b.op("mma_commit")
+    p = b.build(tensors=(), tiles=Tiles(names=("x",), values=np.zeros((1, 1), np.int64)))
+    issued = [(bundle, times) for kind, bundle, times in rows(p) if kind == "ISSUE"]
+    beside = [sum(bundle.get(name, 0) * n for bundle, n in issued if "fmul" in bundle) for name in ("fmul", "int_alu", "stall")]
+    total = [sum(bundle.get(name, 0) * n for bundle, n in issued) for name in ("fmul", "int_alu", "stall")]
+    assert (beside[0], total) == (64, [64, 20, 120 - 64 - 4 - 20 - 1])
+    if at_products:
+        assert beside[1] <= 20 / 2  # what two products of four need stands before or after all of O's numbers
+    else:
+        assert beside[1] > 20 * 0.8

@@ -71,15 +71,17 @@ def test_a_stall_costs_nothing() -> None:
     assert all((energy.core, energy.memory) == (0, 0) for energy in energies)
 
 
+@pytest.mark.parametrize("fp16", [False, True])
 @pytest.mark.parametrize("kind", [name for name, row in INSTRUCTIONS.items() if row.columns])
-def test_a_product_costs_its_columns_and_its_shared_memory(kind: str) -> None:
+def test_a_product_costs_its_columns_and_its_shared_memory(kind: str, fp16: bool) -> None:
     row = INSTRUCTIONS[kind]
     gpu = load_gpu("b200" if row.path == Goes.TCGEN05 else "h200")
     section = gpu.tcgen05 or gpu.wgmma
     assert section is not None
-    column = float(section.pj_per_column_fp8 if row.fp8 else section.pj_per_column)
+    sixteen = section.pj_per_column_fp16 if fp16 else section.pj_per_column
+    column = float(section.pj_per_column_fp8 if row.fp8 else sixteen)
     each = row.columns * column + row.smem_bytes * float(gpu.power.smem_pj_per_byte)
-    assert picojoules(gpu, {kind: 10}, {}).core == pytest.approx(10 * each)
+    assert picojoules(gpu, {kind: 10}, {}, fp16=fp16).core == pytest.approx(10 * each)
 
 
 def test_bytes_from_l2_cost_power_on_both_sides_and_bytes_of_hbm_on_one() -> None:
@@ -200,7 +202,7 @@ def rows_of(name: str) -> list[dict[str, str]]:
 def products() -> dict[str, dict[str, float]]:
     """Streams of one warpgroup product at full rate, on numbers that are not zero: what was read of each."""
     streams: dict[str, dict[str, float]] = {}
-    for row in rows_of("h200_energy.csv"):
+    for row in (*rows_of("h200_energy.csv"), *(row for row in rows_of("h200_energy_fp16.csv") if "fp16" in row["name"])):
         streams.setdefault(row["name"], {})[row["param"]] = float(row["value"])
     odd = ("zeros", "sleep", "+")
     return {name: read for name, read in streams.items() if "wgmma" in name and not any(word in name for word in odd)}
@@ -211,7 +213,7 @@ def load_of(name: str, read: Mapping[str, float]) -> dict[str, Any]:
     fp8, columns = "fp8" in name, int(name.split("_n")[1].split("_")[0])
     kind = wgmma(columns, fp8=fp8, from_register="_rs_" in name)
     issued = 4 * read["wgmma_per_clk_per_sm"] * 132 * CYCLES
-    return {"cycles": CYCLES, "counts": {kind: int(issued)}, "bytes_": {}}
+    return {"cycles": CYCLES, "counts": {kind: int(issued)}, "bytes_": {}, "fp16": "fp16" in name}
 
 
 @pytest.mark.parametrize("name", products())

@@ -94,7 +94,9 @@ class Consumer:
         counts = {c: p[c] for c in COUNTED} if p else None
         stall_cycles = p["stall_cycles"] if p else steps * ISSUE_GAP or None
         serial, segments = name in SERIAL and not self.overlap, p.get("segments") if p else None
-        with self.b.phase(counts=counts, stall_cycles=stall_cycles, serial=serial, segments=segments):
+        with self.b.phase(
+            counts=counts, stall_cycles=stall_cycles, serial=serial, segments=segments, at_products=name.endswith("_issue")
+        ):
             yield
 
     def _wait(self, ring: str, on: bool = True) -> None:

@@ -4,9 +4,11 @@
 //
 //     nvcc -O3 -std=c++20 -gencode=arch=compute_90a,code=sm_90a -o energy energy.cu -ldl
 //     ./energy [--trace PATH] > energy.csv
+// With -DFORMATS_ONLY just the products of bf16 and fp16 side by side.
 #include <cstring>
 #include <ctime>
 
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include "energy_wgmma.cuh"
@@ -20,8 +22,8 @@ inline uint32_t bf16_bits(float v) {
     return (u + 0x8000u) >> 16;
 }
 
-// kDataCount words of two bf16 or four e4m3 numbers.
-Words filled(int fill, bool fp8) {
+// kDataCount words of two bf16 or fp16 or of four e4m3 numbers.
+Words filled(int fill, int format) {
     std::mt19937 engine(20261130 + fill);
     std::normal_distribution<float> draw;
     auto number = [&] {
@@ -30,11 +32,14 @@ Words filled(int fill, bool fp8) {
     };
     Words words(kDataCount, 0u);
     for (auto& word : words) {
-        if (fp8) // weights of FP8 attention are scaled up to fill e4m3's range
+        if (format == kE4m3) // weights of FP8 attention are scaled up to fill e4m3's range
             for (int i = 0; i < 4; ++i)
                 word |= uint32_t(__nv_cvt_float_to_fp8(number() * (fill == kWeights ? 256.f : 1.f), __NV_SATFINITE, __NV_E4M3)) << (8 * i);
         else
-            word = bf16_bits(number()) << 16, word |= bf16_bits(number());
+            for (int shift : {16, 0}) {
+                float x = number();
+                word |= uint32_t(format == kFp16 ? __half_as_ushort(__float2half(x)) : bf16_bits(x)) << shift;
+            }
     }
     return words;
 }
@@ -42,7 +47,7 @@ Words filled(int fill, bool fp8) {
 class EnergyBench {
   public:
     EnergyBench(const Device& device, std::FILE* trace)
-        : power_(device), normal_(kDataCount), words_(kDataCount * 2 * kFills), counts_(size_t(device.sms) * 16), times_(size_t(device.sms) * 16), sink_(1), l2_(kEnergyL2) {
+        : power_(device), normal_(kDataCount), words_(kDataCount * kFormats * kFills), counts_(size_t(device.sms) * 16), times_(size_t(device.sms) * 16), sink_(1), l2_(kEnergyL2) {
         fill_random<<<1024, 256>>>(reinterpret_cast<uint32_t*>(l2_.get()), size_t(kEnergyL2) * 4);
         power_.trace = trace;
         std::mt19937 engine(7);
@@ -51,9 +56,9 @@ class EnergyBench {
         for (auto& v : normal) v = draw(engine);
         normal_.from_host(normal);
         Words all;
-        for (bool fp8 : {false, true})
+        for (int format = 0; format < kFormats; ++format)
             for (int fill = 0; fill < kFills; ++fill)
-                for (uint32_t word : filled(fill, fp8)) all.push_back(word);
+                for (uint32_t word : filled(fill, format)) all.push_back(word);
         words_.from_host(all);
     }
 
@@ -64,27 +69,29 @@ class EnergyBench {
             energy_kernel<Op><<<power_.sms(), kEnergyThreads, kStreamSmem>>>(inputs(), steps, times, sink_.get());
         });
     }
+    template <int kFormat = kBf16>
     void hmma(int fill_a, int fill_b, int gap_ns = 0) {
-        std::string name = std::string("hmma_") + fill_name(fill_a) + "_" + fill_name(fill_b) + sleeping(gap_ns);
+        std::string name = std::string(kFormat == kFp16 ? "hmma_fp16_" : "hmma_") + fill_name(fill_a) + "_" + fill_name(fill_b) + sleeping(gap_ns);
         launch(name, kEnergyThreads / 32, kHmmaPerStep, [=, this](int steps, WarpTime* times) {
-            allow_smem(energy_hmma);
-            energy_hmma<<<power_.sms(), kEnergyThreads, kStreamSmem>>>(inputs(), fill_a, fill_b, gap_ns, steps, times, sink_.get());
+            allow_smem(energy_hmma<kFormat>);
+            energy_hmma<kFormat><<<power_.sms(), kEnergyThreads, kStreamSmem>>>(words(fill_a, kFormat), words(fill_b, kFormat), gap_ns, steps, times, sink_.get());
         });
     }
-    template <int kN, bool kRs, bool kFp8 = false, bool kSleep = false>
+    template <int kN, bool kRs, int kFormat = kBf16, bool kSleep = false>
     void wgmma(EnergyPlan plan) {
-        std::string name = std::string(kFp8 ? "wgmma_fp8_n" : "wgmma_n") + std::to_string(kN) + (kRs ? "_rs_" : "_ss_") + fill_name(plan.fill_a) +
+        constexpr const char* kNames[] = {"wgmma_n", "wgmma_fp16_n", "wgmma_fp8_n"};
+        std::string name = kNames[kFormat] + std::to_string(kN) + (kRs ? "_rs_" : "_ss_") + fill_name(plan.fill_a) +
                            "_" + fill_name(plan.fill_b) + "_" + std::to_string(plan.mma_groups) + "wg" + sleeping(plan.gap_ns);
         if (plan.other_groups) name += (plan.other_reads ? "+l2_read_" : "+ffma_") + std::to_string(plan.other_groups) + "wg";
         int warps = 4 * (plan.mma_groups + plan.other_groups);
-        auto* a = words(plan.fill_a, kFp8);
-        auto* b = words(plan.fill_b, kFp8);
+        auto* a = words(plan.fill_a, kFormat);
+        auto* b = words(plan.fill_b, kFormat);
         auto run = [=, this](int batches, WarpTime* times) {
             EnergyPlan longer = plan;
             longer.batches = batches;
             int smem = std::max(wgmma_smem::bytes(kN), kStreamSmem);
-            CHECK_CUDA(cudaFuncSetAttribute(energy_wgmma<kN, kRs, kFp8, kSleep>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
-            energy_wgmma<kN, kRs, kFp8, kSleep><<<power_.sms(), warps * 32, smem>>>(longer, inputs(), l2_.get(), a, b, times, counts_.get(), sink_.get());
+            CHECK_CUDA(cudaFuncSetAttribute(energy_wgmma<kN, kRs, kFormat, kSleep>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+            energy_wgmma<kN, kRs, kFormat, kSleep><<<power_.sms(), warps * 32, smem>>>(longer, inputs(), l2_.get(), a, b, times, counts_.get(), sink_.get());
         };
         Activity activity = prepared(name, warps, run);
         activity.rates = [=, this](const std::vector<WarpTime>& times) {
@@ -103,9 +110,9 @@ class EnergyBench {
   private:
     static std::string sleeping(int gap_ns) { return gap_ns ? "_sleep" + std::to_string(gap_ns) : ""; }
     EnergyInputs inputs() const {
-        return {normal_.get(), {words(kNormal, false), words(kWeights, false), words(kZeros, false)}};
+        return {normal_.get(), {words(kNormal, kBf16), words(kWeights, kBf16), words(kZeros, kBf16)}};
     }
-    const uint32_t* words(int fill, bool fp8) const { return words_.get() + size_t(fp8 * kFills + fill) * kDataCount; }
+    const uint32_t* words(int fill, int format) const { return words_.get() + size_t(format * kFills + fill) * kDataCount; }
     template <class Kernel>
     static void allow_smem(Kernel kernel) {
         CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStreamSmem));
@@ -196,14 +203,36 @@ void measure_products(EnergyBench& bench) {
     bench.wgmma<128, false>({.fill_a = kZeros});
     bench.wgmma<128, false>({.fill_b = kZeros});
     bench.wgmma<128, false>({.mma_groups = 1});
-    for (int gap : {500, 1500, 4000, 10000}) bench.wgmma<256, false, false, true>({.gap_ns = gap});
+    for (int gap : {500, 1500, 4000, 10000}) bench.wgmma<256, false, kBf16, true>({.gap_ns = gap});
     bench.wgmma<128, false>({.other_groups = 1});
     bench.wgmma<128, false>({.other_groups = 1, .other_reads = true});
     bench.wgmma<128, false>({.fill_a = kZeros, .fill_b = kZeros, .other_groups = 1, .other_reads = true});
-    bench.wgmma<128, false, true>({});
-    bench.wgmma<128, true, true>({.fill_a = kWeights});
-    bench.wgmma<256, false, true>({});
-    bench.wgmma<256, true, true>({.fill_a = kWeights});
+    bench.wgmma<128, false, kE4m3>({});
+    bench.wgmma<128, true, kE4m3>({.fill_a = kWeights});
+    bench.wgmma<256, false, kE4m3>({});
+    bench.wgmma<256, true, kE4m3>({.fill_a = kWeights});
+}
+
+template <int kN, int kFormat>
+void measure_format(EnergyBench& bench) {
+    bench.wgmma<kN, false, kFormat>({});
+    if constexpr (kN < 256) bench.wgmma<kN, true, kFormat>({.fill_a = kWeights}); // else ptxas serializes them
+}
+
+// The same products of bf16 and of fp16, one after the other.
+void measure_formats(EnergyBench& bench) {
+    for (int fill : {kNormal, kWeights}) {
+        bench.hmma<kBf16>(fill, kNormal);
+        bench.hmma<kFp16>(fill, kNormal);
+    }
+    measure_format<80, kBf16>(bench);
+    measure_format<80, kFp16>(bench);
+    measure_format<128, kBf16>(bench);
+    measure_format<128, kFp16>(bench);
+    measure_format<176, kBf16>(bench);
+    measure_format<176, kFp16>(bench);
+    measure_format<256, kBf16>(bench);
+    measure_format<256, kFp16>(bench);
 }
 
 int main(int argc, char** argv) {
@@ -221,8 +250,11 @@ int main(int argc, char** argv) {
     print_header();
     EnergyBench bench(device, trace);
     bench.power().idle();
+#ifndef FORMATS_ONLY
     measure_vector(bench);
     measure_products(bench);
+#endif
+    measure_formats(bench);
     bench.power().idle();
     if (trace) std::fclose(trace);
     return 0;

@@ -6,6 +6,7 @@
 #include "harness.cuh"
 
 // What the matrix operands hold: normal numbers; weights of a softmax over thousands of keys, exp(x - 4) of normal x; zeros.
+enum Format { kBf16, kFp16, kE4m3, kFormats };
 enum Fill { kNormal, kWeights, kZeros, kFills };
 inline const char* fill_name(int fill) {
     const char* names[] = {"normal", "weights", "zeros"};
@@ -178,15 +179,17 @@ __global__ void __launch_bounds__(kEnergyThreads, 1) energy_kernel(EnergyInputs 
     if (lane == 0) times[blockIdx.x * (kEnergyThreads / 32) + warp] = time;
 }
 
-// m16n8k16 on four pairs of operand fragments, then on the same with B negated: the sums come back to where they were.
+// m16n8k16 of bf16 or fp16 on four pairs of operand fragments, then on the same with B negated: the sums come back to where they were.
+template <int kFormat>
 __global__ void __launch_bounds__(kEnergyThreads, 1)
-    energy_hmma(EnergyInputs in, int fill_a, int fill_b, int gap_ns, int steps, WarpTime* times, float* sink) {
+    energy_hmma(const uint32_t* a_words, const uint32_t* b_words, int gap_ns, int steps, WarpTime* times, float* sink) {
+    constexpr auto* kMultiply = kFormat == kFp16 ? hmma_fp16 : hmma;
     uint32_t a[4][4], b[8][2];
     float c[8][4] = {};
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = in.words[fill_a][(i * 97 + threadIdx.x * 3) & (kDataCount - 1)];
+    for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = a_words[(i * 97 + threadIdx.x * 3) & (kDataCount - 1)];
     for (int i = 0; i < 8; ++i) {
-        uint32_t word = in.words[fill_b][(i * 61 + threadIdx.x * 5) & (kDataCount - 1)];
+        uint32_t word = b_words[(i * 61 + threadIdx.x * 5) & (kDataCount - 1)];
         b[i / 2][i % 2] = word;
         b[4 + i / 2][i % 2] = word ^ (word ? 0x80008000u : 0);
     }
@@ -195,7 +198,7 @@ __global__ void __launch_bounds__(kEnergyThreads, 1)
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
 #pragma unroll
-        for (int k = 0; k < 64; ++k) hmma(c[k % 8], a[(k / 8) % 4], b[(k / 32) * 4 + (k + k / 8) % 4][0], b[(k / 32) * 4 + (k + k / 8) % 4][1]);
+        for (int k = 0; k < 64; ++k) kMultiply(c[k % 8], a[(k / 8) % 4], b[(k / 32) * 4 + (k + k / 8) % 4][0], b[(k / 32) * 4 + (k + k / 8) % 4][1]);
         if (gap_ns) __nanosleep(gap_ns);
         if (i % 16 == 0) __syncthreads();
     }

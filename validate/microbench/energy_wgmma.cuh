@@ -1,10 +1,17 @@
-// Warpgroup products for `energy`: m64nNk16 bf16 and m64nNk32 e4m3, A from shared memory or registers, chosen fills. Tile 1 of B is
+// Warpgroup products for `energy`: m64nNk16 bf16 or fp16 and m64nNk32 e4m3, A from shared memory or registers, chosen fills. Tile 1 of B is
 // tile 0 negated, so that accumulators come back to where they were after each batch of eight, as a Q K^T begins anew each block.
 #pragma once
 
 #include "energy_streams.cuh"
 #include "wgmma.cuh"
 #include "wgmma_ptx.cuh"
+
+template <int kFormat, int kN>
+struct ProductOf { using Type = Wgmma<kN>; };
+template <int kN>
+struct ProductOf<kFp16, kN> { using Type = WgmmaFp16<kN>; };
+template <int kN>
+struct ProductOf<kE4m3, kN> { using Type = WgmmaFp8<kN>; };
 
 struct EnergyPlan {
     int fill_a = kNormal, fill_b = kNormal;
@@ -48,14 +55,14 @@ __device__ __forceinline__ void energy_products(const EnergyPlan& plan, uint32_t
 }
 
 // `counts`: for each warp, the products or FFMA that it issued.
-template <int kN, bool kRs, bool kFp8, bool kSleep>
+template <int kN, bool kRs, int kFormat, bool kSleep>
 __global__ void __launch_bounds__(384, 1)
     energy_wgmma(EnergyPlan plan, EnergyInputs in, const uint4* l2, const uint32_t* a_words, const uint32_t* b_words, WarpTime* times, int* counts, float* sink) {
     extern __shared__ __align__(1024) char smem[];
     __shared__ int running;
     if (threadIdx.x == 0) running = plan.mma_groups * 4;
     auto* words = reinterpret_cast<uint32_t*>(smem);
-    uint32_t sign = kFp8 ? 0x80808080u : 0x80008000u;
+    uint32_t sign = kFormat == kE4m3 ? 0x80808080u : 0x80008000u;
     constexpr int kBWords = kN * 128 / 4, kAWords = wgmma_smem::kB / 4;
     for (int i = threadIdx.x; i < kAWords + 2 * kBWords; i += blockDim.x) {
         if (i < kAWords) words[i] = a_words[(i % (kAWords / 2) * 7) & (kDataCount - 1)];
@@ -69,8 +76,7 @@ __global__ void __launch_bounds__(384, 1)
     int warp = threadIdx.x / 32, warps = blockDim.x / 32, count = 0;
     WarpTime time{read_clock(), 0, read_globaltimer(), 0};
     if (warp / 4 < plan.mma_groups) {
-        using Product = std::conditional_t<kFp8, WgmmaFp8<kN>, Wgmma<kN>>;
-        energy_products<kN, kRs, kSleep, Product>(plan, shared_address(smem), a_words, sink);
+        energy_products<kN, kRs, kSleep, typename ProductOf<kFormat, kN>::Type>(plan, shared_address(smem), a_words, sink);
         count = plan.batches * kEnergyBatch;
         if (threadIdx.x % 32 == 0) atomicSub(&running, 1);
     } else if (plan.other_reads) {

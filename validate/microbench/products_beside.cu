@@ -3,7 +3,6 @@
 // (fmulK_ex2xM), exponentials whose operands are overwritten at once, chains, and mixes. A program of its own, a shape a binary:
 // nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -DSHAPE_N=256 -DSHAPE_RS=0 -DSHAPE_FP8=0 -o beside products_beside.cu -ldl
 #include "wgmma.cuh"
-#include "wgmma_shapes.cuh"
 
 template <class Op, int K, int M>
 struct Bursts {

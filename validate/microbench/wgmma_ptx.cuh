@@ -1,4 +1,4 @@
-// wgmma m64nN with fp32 accumulators: Wgmma<N> of bf16 (k16), WgmmaFp8<N> of e4m3 (k32), WgmmaNMajor<N> of bf16 with B the other
+// wgmma m64nN with fp32 accumulators: Wgmma<N> of bf16 and WgmmaFp16<N> of fp16 (k16), WgmmaFp8<N> of e4m3 (k32), WgmmaNMajor<N> of bf16 with B the other
 // way; each with A from shared memory (ss) or from registers (rs). Operand lists are written out, because inline assembly has no
 // loops. Empty bodies where the target has no wgmma.
 #pragma once
@@ -54,10 +54,13 @@
         }                                                                                                             \
     };
 #define WGMMA_BF16(N, HALF, A1, A2, A3, B4) WGMMA(Wgmma, N, HALF, A1, A2, A3, B4, "k16.f32.bf16.bf16", ", 0, 0", ", 0")
+#define WGMMA_FP16(N, HALF, A1, A2, A3, B4) WGMMA(WgmmaFp16, N, HALF, A1, A2, A3, B4, "k16.f32.f16.f16", ", 0, 0", ", 0")
 #define WGMMA_FP8(N, HALF, A1, A2, A3, B4) WGMMA(WgmmaFp8, N, HALF, A1, A2, A3, B4, "k32.f32.e4m3.e4m3", "", "")
 
 template <int kN>
 struct Wgmma;
+template <int kN>
+struct WgmmaFp16;
 template <int kN>
 struct WgmmaFp8;
 // B stored with N contiguous, as a V tile lies in memory (descriptor: wgmma_descriptor_n_major).
@@ -73,6 +76,11 @@ WGMMA_BF16(128, 64, 65, 66, 67, 68)
 WGMMA_BF16(176, 88, 89, 90, 91, 92)
 WGMMA_BF16(192, 96, 97, 98, 99, 100)
 WGMMA_BF16(256, 128, 129, 130, 131, 132)
+WGMMA_FP16(64, 32, 33, 34, 35, 36)
+WGMMA_FP16(80, 40, 41, 42, 43, 44)
+WGMMA_FP16(128, 64, 65, 66, 67, 68)
+WGMMA_FP16(176, 88, 89, 90, 91, 92)
+WGMMA_FP16(256, 128, 129, 130, 131, 132)
 WGMMA_FP8(64, 32, 33, 34, 35, 36)
 WGMMA_FP8(128, 64, 65, 66, 67, 68)
 WGMMA_FP8(192, 96, 97, 98, 99, 100)
