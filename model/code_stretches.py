@@ -12,7 +12,7 @@ import numpy as np
 
 from .instructions import INSTRUCTIONS
 from .program import IntArray, Opcode, Program
-from .rows import BUNDLE, COUNT, JUMP, OPCODE
+from .rows import BUNDLE, COUNT, JUMP, OPCODE, tabulated
 
 INSTRUCTION_BYTES = 16  # sm_70 and later
 STRETCH_BYTES = 1024
@@ -32,8 +32,9 @@ class Stretches(NamedTuple):
 
 def instructions(program: Program) -> IntArray:
     """Of each bundle, how many instructions of the binary it stands for: all but stall counts."""
-    real = [sum(n for name, n in bundle if INSTRUCTIONS[name].counter != "none") for bundle in program.bundles]
-    return np.array(real, np.int64)
+    names, counts = tabulated(program.bundles)
+    real = np.array([INSTRUCTIONS[name].counter != "none" for name in names], np.int64)
+    return np.asarray(counts @ real)
 
 
 def stretches(program: Program) -> Stretches:
@@ -45,31 +46,34 @@ def stretches(program: Program) -> Stretches:
 
 
 def _stretches(program: Program) -> Stretches:
+    code, begins = program.code, _region_begins(program)
+    issues = code[:, OPCODE] == Opcode.ISSUE
+    size = np.where(issues, code[:, COUNT] * instructions(program)[np.where(issues, code[:, BUNDLE], 0)], 0)
+    held = np.flatnonzero(size)  # rows that hold instructions
+    rows = np.tile(np.array([-1, 0, 0]), (len(code), 1))
+    if not len(held):
+        return Stretches(rows, np.zeros(0, np.int64))
+    region = np.cumsum(begins)
+    before = np.cumsum(size) - size
+    passed = before - before[np.flatnonzero(begins)[region - 1]]  # since the region's begin
+    place = passed * INSTRUCTION_BYTES // STRETCH_BYTES
+    first = np.ones(len(held), np.bool_)  # of a run of rows in one stretch
+    first[1:] = (np.diff(region[held]) != 0) | (np.diff(place[held]) != 0)
+    run = np.cumsum(first) - 1
+    total = np.add.reduceat(size[held], np.flatnonzero(first))
+    rows[held, 1] = first
+    rows[held, 2] = np.cumsum(total)[run] - before[held]
     starts = {role.start: role.code or role.name for role in program.roles}
-    begins, issued = _region_begins(program).tolist(), instructions(program).tolist()
-    found, sizes = [[-1, 0, 0] for _ in begins], list[int]()
     numbers: dict[tuple[str, int, int], int] = {}  # (code of a role, its region, stretch there) -> number
-    role, region, passed, last = "", 0, 0, -1
-    for i, (opcode, bundle, count) in enumerate(program.code[:, [OPCODE, BUNDLE, COUNT]].tolist()):
-        role, region = (starts[i], 0) if i in starts else (role, region + begins[i])
-        if begins[i]:
-            passed, last = 0, -1
-        size = count * issued[bundle] if opcode == Opcode.ISSUE else 0
-        if not size:
-            continue
-        place = passed * INSTRUCTION_BYTES // STRETCH_BYTES
-        number = numbers.setdefault((role, region, place), len(sizes))
-        if number == len(sizes):
-            sizes.append(0)
-        found[i] = [number, int(place != last), size]
-        passed, last = passed + size, place
-    left = 0
-    for row in reversed(found):
-        if row[0] >= 0:
-            row[2] = left = left + row[2]
-        if row[1]:
-            sizes[row[0]], left = max(sizes[row[0]], left), 0
-    return Stretches(np.array(found, np.int64).reshape(-1, 3), np.array(sizes, np.int64))
+    number_of = list[int]()
+    for i in held[first].tolist():
+        start = max(start for start in starts if start <= i)
+        key = (starts[start], int(region[i] - region[start]), int(place[i]))
+        number_of.append(numbers.setdefault(key, len(numbers)))
+    rows[held, 0] = np.array(number_of)[run]
+    sizes = np.zeros(len(numbers), np.int64)
+    np.maximum.at(sizes, number_of, total)
+    return Stretches(rows, sizes)
 
 
 def _region_begins(program: Program) -> IntArray:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
 
+import numpy as np
+
 from .instructions import COUNTERS, INSTRUCTIONS
-from .program import CODE_COLUMNS, Opcode
+from .program import CODE_COLUMNS, IntArray, Opcode
 
 #: Issue cycles of a bundle, about: the grain at which warps share a sub-partition. An mma.sync counts as MMA_WEIGHT.
 BUNDLE_WEIGHT = 14
@@ -53,6 +55,19 @@ def content(bundle: Bundle) -> Content:
         shuffle=any(kind.name == "shfl" for kind in kinds), transfer=any(kind.pipe == "tmem" for kind in kinds),
         asks=any(kind.name == "try_wait" for kind in kinds),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=16)  # programs that differ in registers alone have the same
+def tabulated(bundles: tuple[Bundle, ...]) -> tuple[tuple[str, ...], IntArray]:
+    """(names of the instructions in ``bundles``, how many of each a bundle has); the array's shape is (bundles, names)."""
+    names = tuple(sorted({name for bundle in bundles for name, _ in bundle}))
+    column = {name: i for i, name in enumerate(names)}
+    counts = np.zeros((len(bundles), len(names)), np.int64)
+    for i, bundle in enumerate(bundles):
+        for name, n in bundle:
+            counts[i, column[name]] = n
+    counts.setflags(write=False)
+    return names, counts
 
 
 class Rows:

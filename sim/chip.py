@@ -23,21 +23,31 @@ SKIP, EXIT = int(Opcode.SKIP_IF_NEGATIVE), int(Opcode.EXIT)
 
 @jit
 def _count(code: Any, expressions: Any, tile_args: Any, starts: Any, warps: Any, out: Any) -> None:
+    """Add what each tile issues to its row of ``out``: rows between two places of control run equally often."""
     loops, trips = np.zeros(LOOP_DEPTH, np.int64), np.zeros(LOOP_DEPTH, np.int64)
+    rows = code.shape[0]
+    steers = np.zeros(rows, np.int64)  # the next row of control from each row on
+    for pc in range(rows - 1, -1, -1):
+        op = code[pc, 0]
+        steers[pc] = pc if op in (LOOP, END, SKIP, EXIT) or pc == rows - 1 else steers[pc + 1]
+    change = np.zeros(rows + 1, np.int64)  # by how much oftener a row runs than the one before it
     for tile in range(tile_args.shape[0]):
         args = tile_args[tile]
         for role in range(starts.shape[0]):
+            change[:] = 0
             pc = starts[role]
             while True:
-                op = code[pc, 0]
-                if op == ISSUE:
-                    out[tile, code[pc, 1]] += code[pc, 2] * warps[role]
-                elif op in (LOOP, END, SKIP):
-                    pc = control(code, pc, expressions, args, loops, trips)
-                    continue
-                elif op == EXIT:
+                change[pc] += warps[role]
+                pc = steers[pc]
+                change[pc + 1] -= warps[role]
+                if code[pc, 0] == EXIT:
                     break
-                pc += 1
+                pc = control(code, pc, expressions, args, loops, trips)
+            times = 0
+            for pc in range(rows):
+                times += change[pc]
+                if code[pc, 0] == ISSUE:
+                    out[tile, code[pc, 1]] += times * code[pc, 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +137,11 @@ def _list_schedule(work: Any, sms: int, slots: int, rate: Any, sm_of: Any) -> in
         if resident[sm] > 0:
             due[sm] = clock[sm] + max(0.0, left[sm, : resident[sm]].min()) / rate[resident[sm]]
     while True:
-        sm = 0
+        sm, now, first = 0, due[0], stamp[0]
         for other in range(1, sms):
-            if due[other] < due[sm] or (due[other] == due[sm] and stamp[other] < stamp[sm]):
-                sm = other
-        now = due[sm]
+            at = due[other]
+            if at < now or (at == now and stamp[other] < first):
+                sm, now, first = other, at, stamp[other]
         if now == np.inf:
             return critical
         k = resident[sm]

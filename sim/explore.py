@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from importlib.metadata import version
 from typing import Any, cast
@@ -182,13 +182,16 @@ def explore(
     known = known or {}
     if trials is None or trials >= sweep.space.size:
         numbers = (number for number in range(sweep.space.size) if number not in known)
-        yield from _rows(sweep, workers, numbers, together=True)
+        innermost = len(sweep.space.axes[-1].values)  # neighbours along it have the most in common
+        yield from _rows(sweep, workers, numbers, family=lambda number: number // innermost)
         return
     yield from _search(sweep, workers, trials, seed, known)
 
 
-def _rows(sweep: Sweep, workers: Workers, numbers: Iterator[int], *, together: bool = False) -> Iterator[Row]:
-    for number, row in workers.answers(partial(evaluate, sweep), numbers, together=together):
+def _rows(
+    sweep: Sweep, workers: Workers, numbers: Iterator[int], *, family: Callable[[int], int] | None = None
+) -> Iterator[Row]:
+    for number, row in workers.answers(partial(evaluate, sweep), numbers, family=family):
         if isinstance(row, Died):
             reason = f"the process that simulated it died {row.times} times, perhaps for want of memory"
             row = row_of(sweep, number, {"status": "failed", "reason": reason})

@@ -203,8 +203,8 @@ def live(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
         else:
             t, who = NEVER, np.int64(0)
             for i in range(n + QUARTERS):
-                if events[i] < t:
-                    t, who = events[i], np.int64(i)
+                at = events[i]
+                t, who = (at, np.int64(i)) if at < t else (t, who)
             if t == NEVER:
                 return NEVER
             if plan.strict:

@@ -64,9 +64,8 @@ def free_at(bundles: Any, kind: Any, quarters: Any, q: Any, code_at: Any) -> Any
     at = max(quarters[q, PORT_FREE], code_at)
     if bundles[kind, BUNDLE_PATH] == WGMMA:
         return max(at, quarters[q, ENDS] + quarters[q, HELD_UP])
-    for p in range(N_PIPES):
-        if bundles[kind, FIRST_PIPE + p] > 0 and quarters[q, PIPE_FREE + p] > at:
-            at = quarters[q, PIPE_FREE + p]
+    for p in range(N_PIPES):  # no branch: which pipes a bundle uses cannot be foreseen
+        at = max(at, quarters[q, PIPE_FREE + p] if bundles[kind, FIRST_PIPE + p] > 0 else at)
     return at
 
 
@@ -110,11 +109,10 @@ def issue(plan: Any, events: Any, warps: Any, quarters: Any, shared: Any, cache:
     warps[w, READY] = 1
     warps[w, SINCE] = t
     at = max(t, free_at(bundles, kind, quarters, q, 0))
-    reason = STALL_PORT
+    reason, port = STALL_PORT, quarters[q, PORT_FREE]
     for p in range(N_PIPES):
         free = quarters[q, PIPE_FREE + p]
-        if bundles[kind, FIRST_PIPE + p] > 0 and free > quarters[q, PORT_FREE] and free == at:
-            reason = p
+        reason = p if (bundles[kind, FIRST_PIPE + p] > 0) & (free > port) & (free == at) else reason
     if warps[w, CODE_AT] > at:
         at, reason = warps[w, CODE_AT], STALL_FETCH
     warps[w, REASON] = reason
@@ -163,10 +161,9 @@ def hold(bundles: Any, warps: Any, quarters: Any, counted: Any, w: Any, kind: An
     counted[busy + N_PIPES] += port
     first = FIRST_BESIDE if beside else FIRST_PIPE
     for p in range(N_PIPES):
-        held = bundles[kind, first + p]
-        if held > 0:
-            quarters[q, PIPE_FREE + p] = max(t, quarters[q, PIPE_FREE + p]) + held  # later than now for a product only
-            counted[busy + p] += held
+        held, free = bundles[kind, first + p], quarters[q, PIPE_FREE + p]
+        quarters[q, PIPE_FREE + p] = max(t, free) + held if held > 0 else free  # free later than now for a product only
+        counted[busy + p] += held
     if beside and bundles[kind, DELAY] > 0:
         quarters[q, PIPE_FREE + TENSOR] += bundles[kind, DELAY]
         quarters[q, PRODUCT_RUNS] = quarters[q, PIPE_FREE + TENSOR]

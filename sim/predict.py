@@ -13,6 +13,7 @@ from ..model.attention import Attention
 from ..model.gpu import GPU, KINDS
 from ..model.instructions import COUNTERS, INSTRUCTIONS, counters
 from ..model.program import IntArray, Program
+from ..model.rows import tabulated
 from ..model.schedule import Schedule, lowered
 from ..model.tiling import Occupancy, occupancy
 from . import fast_engine
@@ -21,7 +22,7 @@ from .chip import Dispatch, Issued, chip_notes, dispatch, issued_bundles, stride
 from .clock import Clock, sustained
 from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run
 from .fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
-from .pricing import bundle_table, make_job
+from .pricing import at_clock, bundle_table, make_job
 from .residency import Residency, Traffic
 
 
@@ -180,13 +181,18 @@ def _launch(program: Program, gpu: GPU, fits: Occupancy, traffic: Traffic, how: 
     planned, hbm_rate = traffic, hbm_mix(gpu, traffic)
     mhz, mark = how.cap, Clock(mhz=how.cap, rule="", watts=0.0)
 
+    rates = {"shares": order.shares(fits.ctas_per_sm), "hbm_bytes_per_s": hbm_rate}
+    jobs: dict[str, Job] = {}
+
     def job_in(scope: str) -> Job:
-        return make_job(
+        if scope in jobs:
+            return at_clock(jobs[scope], program, gpu, clock_mhz=mhz, **rates)
+        jobs[scope] = make_job(
             program, gpu, bundles=table, clock_mhz=mhz, slots=fits.ctas_per_sm,
             queue=order.queue if scope == "sm" else np.arange(len(program.tiles)), miss_ppm=planned.miss_ppm(program),
-            shares=order.shares(fits.ctas_per_sm), hbm_bytes_per_s=hbm_rate,
-            l2=None if chip is None or scope == "sm" else chip.shared(program), record_limit=how.record_limit,
+            l2=None if chip is None or scope == "sm" else chip.shared(program), record_limit=how.record_limit, **rates,
         )  # fmt: skip
+        return jobs[scope]
 
     for scope in ("sm", how.scope):  # memory is in ns, SMs in cycles: the clock moves one against the other, so look twice
         job = job_in(scope)
@@ -238,11 +244,8 @@ def _dispatched(program: Program, gpu: GPU, fits: Occupancy, table: IntArray, bu
 
 
 def _instructions(program: Program, issued: Any) -> dict[str, int]:
-    counts = dict.fromkeys(INSTRUCTIONS, 0)
-    for bundle, times in zip(program.bundles, issued, strict=True):
-        for name, n in bundle:
-            counts[name] += n * int(times)
-    return counts
+    names, counts = tabulated(program.bundles)
+    return dict.fromkeys(INSTRUCTIONS, 0) | dict(zip(names, (issued @ counts).tolist(), strict=True))
 
 
 def hbm_mix(gpu: GPU, traffic: Traffic) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +11,7 @@ from ..model.code_stretches import INSTRUCTION_BYTES, instructions, stretches
 from ..model.gpu import GPU
 from ..model.instructions import INSTRUCTIONS, PIPES, Instruction, Path
 from ..model.program import IntArray, Opcode, Program
-from ..model.rows import ARG, OPCODE
+from ..model.rows import ARG, OPCODE, tabulated
 
 # isort: off
 from .engine import (
@@ -26,12 +27,7 @@ MOST_SMS = 4096
 
 def bundle_table(program: Program, gpu: GPU) -> IntArray:
     """One row per bundle, columns BUNDLE_COLUMNS: the sums of its instructions' costs on ``gpu``, in ticks."""
-    names = tuple(sorted({name for bundle in program.bundles for name, _ in bundle}))
-    column = {name: i for i, name in enumerate(names)}
-    counts = np.zeros((len(program.bundles), len(names)), np.int64)
-    for i, bundle in enumerate(program.bundles):
-        for name, n in bundle:
-            counts[i, column[name]] = n
+    names, counts = tabulated(program.bundles)
     kinds, prices = [INSTRUCTIONS[name] for name in names], _prices(names, gpu)
     rows: IntArray = counts @ prices
     rows[:, INSTRUCTIONS_OF] = instructions(program)
@@ -171,13 +167,6 @@ def make_job(
     ``bundles``: its :func:`bundle_table`, where that is at hand. With ``l2`` for all SMs, which share it as they come.
     """
     _check_limits(program, sms=int(gpu.sm.count) if l2 else 1)
-    l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
-    whole_l2, whole_hbm = gpu.l2.bytes_per_clk * l2_clocks, hbm_bytes_per_s / (clock_mhz * 1e6)
-    if l2 is None:
-        l2_rate = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / shares) * l2_clocks
-        hbm_rate = min(whole_hbm / shares, l2_rate)
-    else:
-        l2_rate, hbm_rate = gpu.l2.bytes_per_clk_one_sm * l2_clocks, whole_hbm
     starts = [role.start for role in program.roles for _ in range(role.warps)]
     sizes = [tensor.block_sizes() for tensor in program.tensors]
     numbers = np.array([len(each) for each in sizes], np.int64)
@@ -194,7 +183,7 @@ def make_job(
         slots=slots,
         bundles=bundle_table(program, gpu) if bundles is None else bundles,
         latency=_latencies(program, gpu, clock_mhz),
-        rate=np.array([_ratio(v) for v in (l2_rate, hbm_rate, whole_l2, _store_rate(gpu, shares))], dtype=np.int64),
+        rate=_rates(gpu, clock_mhz, shares, hbm_bytes_per_s, shared=l2 is not None),
         miss_ppm=miss_ppm.astype(np.int64),
         mbarriers=program.barrier_table,
         rings=np.array([ring.stages for ring in program.rings], dtype=np.int64),
@@ -211,6 +200,24 @@ def make_job(
         l2=l2,
         record_limit=record_limit,
     )
+
+
+def at_clock(job: Job, program: Program, gpu: GPU, *, clock_mhz: float, shares: float, hbm_bytes_per_s: float) -> Job:
+    """What :func:`make_job` gives for another clock: what is in ns, and bytes a second, take other numbers of cycles."""
+    rate = _rates(gpu, clock_mhz, shares, hbm_bytes_per_s, shared=job.l2 is not None)
+    return replace(job, latency=_latencies(program, gpu, clock_mhz), rate=rate)
+
+
+def _rates(gpu: GPU, clock_mhz: float, shares: float, hbm_bytes_per_s: float, *, shared: bool) -> IntArray:
+    """``Job.rate``: one SM's with one of ``shares`` equal shares of L2 and HBM, or (``shared``) where all SMs share both."""
+    l2_clocks = gpu.l2.clock_mhz / clock_mhz if gpu.l2.clock_mhz else 1.0
+    whole_l2, whole_hbm = gpu.l2.bytes_per_clk * l2_clocks, hbm_bytes_per_s / (clock_mhz * 1e6)
+    if shared:
+        l2_rate, hbm_rate = gpu.l2.bytes_per_clk_one_sm * l2_clocks, whole_hbm
+    else:
+        l2_rate = min(float(gpu.l2.bytes_per_clk_one_sm), gpu.l2.bytes_per_clk / shares) * l2_clocks
+        hbm_rate = min(whole_hbm / shares, l2_rate)
+    return np.array([_ratio(v) for v in (l2_rate, hbm_rate, whole_l2, _store_rate(gpu, shares))], dtype=np.int64)
 
 
 def _check_limits(program: Program, *, sms: int) -> None:

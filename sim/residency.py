@@ -17,7 +17,7 @@ import numpy as np
 from ..model.instructions import INSTRUCTIONS, Path
 from ..model.program import IntArray, Opcode, Program
 from ..model.program import Tensor as GlobalTensor
-from ..model.rows import BUNDLE, INDEX, JUMP, OPCODE, TENSOR
+from ..model.rows import BUNDLE, INDEX, JUMP, OPCODE, TENSOR, tabulated
 
 # isort: off
 from .engine import LOOP_DEPTH, SharedL2
@@ -149,14 +149,14 @@ def _insert(tiles: Any, held: Any, i: int, size: int, dirty: bool) -> None:
 
 def _accesses(program: Program) -> tuple[IntArray, IntArray]:
     """(code, first row of each role) for a replay: the rows that move global bytes, and the loops and guards around them."""
-    code, rows = program.code, program.code.tolist()
+    code = program.code
     moves = (code[:, OPCODE] == ISSUE) & (code[:, TENSOR] >= 0)
     before = np.concatenate(([0], np.cumsum(moves)))
     kept = moves | (code[:, OPCODE] == EXIT)
-    for pc, row in enumerate(rows):
-        if row[OPCODE] in (LOOP, SKIP) and before[row[JUMP]] > before[pc]:
-            kept[pc] = True
-            kept[row[JUMP]] |= row[OPCODE] == LOOP  # its END
+    guards = np.flatnonzero(np.isin(code[:, OPCODE], (LOOP, SKIP)))
+    guards = guards[before[code[guards, JUMP]] > before[guards]]  # those that have such rows inside
+    kept[guards] = True
+    kept[code[guards[code[guards, OPCODE] == LOOP], JUMP]] = True  # a loop's END
     place = np.concatenate(([0], np.cumsum(kept)))  # of each row, or of the next one that is kept
     out = code[kept]
     jumps = out[:, JUMP] >= 0
@@ -179,7 +179,8 @@ def _digest(*parts: Any) -> bytes:
 
 def writes(program: Program) -> Any:
     """Which bundles write to global memory."""
-    return np.array([not STORES.isdisjoint(dict(bundle)) for bundle in program.bundles], np.bool_)
+    names, counts = tabulated(program.bundles)
+    return np.asarray((counts[:, [name in STORES for name in names]] > 0).any(axis=1))
 
 
 class Residency:

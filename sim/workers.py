@@ -68,19 +68,20 @@ class Workers:
     _executor: Executor | None = field(default=None, init=False)
 
     def answers(
-        self, function: Callable[[Any], Any], items: Iterable[Any], *, together: bool = False
+        self, function: Callable[[Any], Any], items: Iterable[Any], *, family: Callable[[Any], Any] | None = None
     ) -> Iterator[tuple[Any, Any]]:
         """(item, ``function(item)``) in the order of completion. ``function`` is pickled once; ``items`` are drawn as needed.
 
-        ``together``: short neighbours share a call, so that one worker has what they have in common. Raises ValueError where the
-        workers die before any of them answers, and what ``function`` itself raises.
+        ``family``: short neighbours share a call, so that one worker has what they have in common, and those with the same value
+        of it are kept together. Raises ValueError where the workers die before any of them answers, and what ``function`` itself
+        raises.
         """
         payload = pickle.dumps(function)
-        source, flying, suspects = iter(items), dict[Future[Any], tuple[Any, ...]](), list[Any]()
+        source, flying, suspects = _Source(items, family), dict[Future[Any], tuple[Any, ...]](), list[Any]()
         answered, deaths, more, size = False, 0, True, 1
         while True:
             while more and not suspects and len(flying) < self.window:
-                some = tuple(islice(source, size))
+                some = source.draw(size)
                 more = bool(some)
                 if some:
                     flying[self._submit(payload, some)] = some
@@ -111,7 +112,7 @@ class Workers:
                     raise ValueError(f"a worker cannot run flashsim ({error}): install the same version there") from None
                 else:
                     ready += zip(some, found, strict=True)
-                    size = _size(len(some) / max(seconds, 1e-6)) if together and self.width > 1 else 1
+                    size = _size(len(some), seconds) if family and self.width > 1 else 1
             answered |= bool(ready)
             yield from ready
 
@@ -156,9 +157,30 @@ def _call(payload: bytes, some: tuple[Any, ...]) -> tuple[list[Any], float]:
     return [function(item) for item in some], time.perf_counter() - began
 
 
-def _size(per_second: float) -> int:
-    """Neighbours of the next call."""
-    return max(1, min(MOST_TOGETHER, int(per_second * TOGETHER_S)))
+def _size(answered: int, seconds: float) -> int:
+    """Neighbours of the next call, after one of so many that took so long: some of them may have had nothing to do, so no more
+    than twice as many."""
+    return max(1, min(MOST_TOGETHER, 2 * answered, int(answered / max(seconds, 1e-6) * TOGETHER_S)))
+
+
+class _Source:
+    """Items one after the other, in calls that part families as seldom as their size allows."""
+
+    def __init__(self, items: Iterable[Any], family: Callable[[Any], Any] | None) -> None:
+        self.items, self.family = iter(items), family
+        self.first: list[Any] = []  # drawn already: the next family's first
+
+    def draw(self, size: int) -> tuple[Any, ...]:
+        """The next ``size`` items, and of several the rest of the last one's family, up to twice as many; none at the end."""
+        some = [*self.first, *islice(self.items, size - len(self.first))]
+        self.first = []
+        if self.family and 1 < size == len(some):
+            for item in self.items:
+                if len(some) == 2 * size or self.family(item) != self.family(some[-1]):
+                    self.first = [item]
+                    break
+                some.append(item)
+        return tuple(some)
 
 
 @lru_cache(maxsize=4)

@@ -18,7 +18,7 @@ from flashsim.sim import explore as explore_module
 from flashsim.sim.explore import MAX_CANDIDATES, Row, candidate, evaluate, explore, planned
 from flashsim.sim.findings import heat_map, pareto, ranked, reasons, report
 from flashsim.sim.space import parse_space
-from flashsim.sim.workers import ALONE, MOST_TOGETHER, Died, Inline, Workers, _size, local
+from flashsim.sim.workers import ALONE, MOST_TOGETHER, Died, Inline, Workers, _size, _Source, local
 
 
 def test_a_grid_has_a_row_a_candidate(grid: list[Row]) -> None:
@@ -160,7 +160,7 @@ def test_short_neighbours_share_a_call() -> None:
             return super().submit(fn, *args, **kwargs)
 
     workers = Workers(start=Counts, width=2)
-    answers = list(workers.answers(abs, range(-1000, 0), together=True))
+    answers = list(workers.answers(abs, range(-1000, 0), family=abs))
     assert sorted(answers) == [(i, -i) for i in range(-1000, 0)]
     assert calls[: workers.window] == [1] * workers.window
     assert max(calls) == MOST_TOGETHER
@@ -171,7 +171,21 @@ def test_short_neighbours_share_a_call() -> None:
 
 
 def test_slow_neighbours_do_not_wait_for_each_other() -> None:
-    assert [_size(per_second) for per_second in (0.1, 5, 10, 95, 1e9)] == [1, 1, 1, 9, MOST_TOGETHER]
+    """So many as take TOGETHER_S, and no more than twice as many as the call before: that one may have been of pruned ones."""
+    cases = ((1, 10), (1, 0.2), (1, 0.1), (10, 0.11), (1, 1e-9), (4, 1e-9), (30, 1e-9))
+    assert [_size(*case) for case in cases] == [1, 1, 1, 9, 2, 8, MOST_TOGETHER]
+
+
+def test_families_share_a_call() -> None:
+    source = _Source(range(18), lambda item: item // 3)
+    assert source.draw(1) == (0,)  # how long they take is not known
+    assert [source.draw(2) for _ in range(3)] == [(1, 2), (3, 4, 5), (6, 7, 8)]
+    assert source.draw(4) == (9, 10, 11, 12, 13, 14)
+    assert [source.draw(2), source.draw(2)] == [(15, 16, 17), ()]
+    endless = _Source(range(9), lambda item: 0)
+    assert [endless.draw(2), endless.draw(2), endless.draw(2)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
+    alone = _Source(range(3), None)
+    assert [alone.draw(2), alone.draw(2)] == [(0, 1), (2,)]
 
 
 def test_workers_that_never_answer_end_the_sweep() -> None:
