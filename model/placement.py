@@ -78,8 +78,8 @@ class Placement:
 
     def _parted(self) -> list[tuple[int, list[int]]]:
         """The rows from ``start`` on, each with the number of its part."""
-        code = self.rows.code[self.start :]
-        products = [i for i, row in enumerate(code) if self._products(row)]
+        code, contents = self.rows.code[self.start :], self.rows.contents
+        products = [i for i, row in enumerate(code) if row[OPCODE] == ISSUE and "tensor" in contents[row[BUNDLE]].counted]
         first, last = (code[i][STATEMENT] for i in (products[0], products[-1]))
         end = max(i for i in products if code[i][STATEMENT] == first)
         begin = min(i for i in products if code[i][STATEMENT] == last)
@@ -101,15 +101,17 @@ class Placement:
         """Instructions of each part by counter, without products and what stands apart."""
         issued = [dict.fromkeys((*MOVED, *LOADS), 0) for _ in PARTS]
         for part, row in self._parted():
-            for counter, n in self._content(row).counted.items() if self._own(row) else ():
-                if counter in issued[part]:
-                    issued[part][counter] += n * row[COUNT]
+            if self._own(row):
+                have = issued[part]
+                for counter, n in self._content(row).counted.items():
+                    if counter in have:
+                        have[counter] += n * row[COUNT]
         return issued
 
     def _take(self, counter: str, n: int) -> list[list[int]]:
         """``n`` instructions of the middle part, the last ones first."""
-        taken = []
-        for part, row in reversed(self._parted()):
+        taken: list[list[int]] = []
+        for part, row in reversed(self._parted()) if n else ():
             plain = part == BETWEEN and self._own(row) and row[BYTES] == 0 and row[ARG] < 0
             if n and plain and counter in self._content(row).counted:
                 moved = min(row[COUNT], n)

@@ -55,8 +55,9 @@ def jit(function: Callable[..., Any]) -> Any:
 
 def part(function: Callable[..., Any]) -> Any:
     """Compile ``function`` into each function that calls it, without counts of references to the arrays that it is given: those
-    took longer than most parts do. So a part may not allocate."""
-    options: dict[str, Any] = {"forceinline": True, "_nrt": False}
+    took longer than most parts do. So a part may not allocate. Nor can Python call it: the two wrappers for that would each hold
+    all of it once more, and compiling takes long enough."""
+    options: dict[str, Any] = {"forceinline": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return nb.njit(**options)(function)
 
 

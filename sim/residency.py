@@ -65,6 +65,14 @@ class Traffic:
         return np.array(out, dtype=np.int64)
 
 
+#: Columns of a row that moves a block: which block (the coefficients of what does not occur are 0), in which tile of which
+#: plane, its size, how many CTAs it serves, whether it writes, and the tensor.
+(
+    CONST, ARGUMENT, ARG_COEF, LOOP_AT, COEF, OUTER_AT, OUTER_COEF, FIRST, WITHIN, PLANE_AT, SIZES, SERVES, WRITES, MOVED,
+    MOVE_SIZE,
+) = range(15)  # fmt: skip
+
+
 @part
 def _frame(tiles: Any, held: Any, capacity: int, out: Any, local: int, i: Any, size: int, write: bool) -> None:
     """A CTA writes its spilled registers, or reads them at its end."""
@@ -74,7 +82,7 @@ def _frame(tiles: Any, held: Any, capacity: int, out: Any, local: int, i: Any, s
 
 @jit
 def _replay(
-    code: Any, expressions: Any, tile_args: Any, starts: Any, slots: int, is_write: Any, tensors: Any, sizes: Any, tiles: Any,
+    code: Any, expressions: Any, tile_args: Any, starts: Any, slots: int, moves: Any, tensors: Any, sizes: Any, tiles: Any,
     held: Any, capacity: int, local: int, local_bytes: int, out: Any,
 ) -> None:  # fmt: skip
     """Resident CTAs advance in turn, one access each. ``local``: the tensor of frames, of ``local_bytes`` each (0: none)."""
@@ -98,18 +106,18 @@ def _replay(
             if pc[a] < 0:
                 continue
             while True:
-                op, kind = code[pc[a], OPCODE], code[pc[a], TENSOR]
+                op = code[pc[a], OPCODE]
                 if op == ISSUE:
-                    args = tile_args[tile[a]]
-                    block = expression(expressions[code[pc[a], INDEX]], args, loops[a])
-                    write = is_write[code[pc[a], BUNDLE]]
+                    move, args = moves[pc[a]], tile_args[tile[a]]
+                    block = move[CONST] + move[ARG_COEF] * args[move[ARGUMENT]]
+                    block += move[COEF] * loops[a, move[LOOP_AT]] + move[OUTER_COEF] * loops[a, move[OUTER_AT]]
                     pc[a] += 1
-                    if block < 0 or block >= tensors[kind, BLOCKS]:
+                    if block < 0 or block >= move[WITHIN]:
                         continue
-                    i = tensors[kind, BASE] + args[tensors[kind, PLANE]] * tensors[kind, BLOCKS] + block
-                    size = sizes[tensors[kind, FIRST_SIZE] + block]
+                    i = move[FIRST] + args[move[PLANE_AT]] * move[WITHIN] + block
+                    size, write = sizes[move[SIZES] + block], move[WRITES] == 1
                     # each CTA that a request serves is counted for its part of it
-                    out[kind, L2_WRITE if write else L2_READ] += size // tensors[kind, SHARERS]
+                    out[move[MOVED], L2_WRITE if write else L2_READ] += size // move[SERVES] if move[SERVES] > 1 else size
                     access(tiles, held, capacity, out, i, size, write)
                     break
                 if op != EXIT:
@@ -162,6 +170,19 @@ def _accesses(program: Program) -> tuple[IntArray, IntArray]:
     jumps = out[:, JUMP] >= 0
     out[jumps, JUMP] = place[out[jumps, JUMP]]
     return out, place[[role.start for role in program.roles]]
+
+
+def _moves(code: IntArray, expressions: IntArray, tensors: IntArray, writing: Any) -> IntArray:
+    """Of each row of ``code`` all that its access takes to know, in one place; rows of control have zeros."""
+    out = np.zeros((len(code), MOVE_SIZE), np.int64)
+    rows = np.flatnonzero(code[:, OPCODE] == ISSUE)
+    out[rows, CONST : OUTER_COEF + 1] = expressions[code[rows, INDEX]]
+    for at, coef in ((ARGUMENT, ARG_COEF), (LOOP_AT, COEF), (OUTER_AT, OUTER_COEF)):
+        out[rows, coef] *= out[rows, at] >= 0
+        out[rows, at] = np.maximum(out[rows, at], 0)
+    out[rows[:, None], [FIRST, WITHIN, PLANE_AT, SIZES, SERVES]] = tensors[code[rows, TENSOR]]
+    out[rows, WRITES], out[rows, MOVED] = writing[code[rows, BUNDLE]], code[rows, TENSOR]
+    return out
 
 
 #: The last replays into an empty L2, by all that they depend on: traffic, and what L2 holds at the end.
@@ -225,7 +246,9 @@ class Residency:
         for tensor in program.tensors:
             self._inherit(tensor, out)
         tiles = program.tiles.values.astype(np.int64)
-        arguments = (code, program.expression_table, tiles, starts, slots, writes(program), tensors)
+        expressions = program.expression_table
+        accesses = _moves(code, expressions, tensors, writes(program))
+        arguments = (code, expressions, tiles, starts, slots, accesses, tensors)
         local = (self.number.get(LOCAL, 0), program.local_bytes)
         if self.held[0]:
             _replay(*arguments, self.sizes, self.tiles, self.held, self.capacity, *local, out)
