@@ -182,7 +182,7 @@ def explore(
     known = known or {}
     if trials is None or trials >= sweep.space.size:
         numbers = (number for number in range(sweep.space.size) if number not in known)
-        innermost = len(sweep.space.axes[-1].values)  # neighbours along it have the most in common
+        innermost = len(sweep.space.axes[-1].values) if sweep.names else 1  # neighbours along it have the most in common
         yield from _rows(sweep, workers, numbers, family=lambda number: number // innermost)
         return
     yield from _search(sweep, workers, trials, seed, known)

@@ -29,7 +29,7 @@ from .fast_layout import (
 from .fast_lru import RESIDENT
 from .fast_machine import (
     BARRIER, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MMA_WAIT, NAMED_ARRIVE, SKIP, TCGEN05, TMA_LOAD, WAIT_GROUP,
-    WAIT_SCOREBOARD, WGMMA, choose, hold, issue, known, next_event, note, renew, share, soonest, stall,
+    WAIT_SCOREBOARD, WGMMA, choose, hold, issue, known, note, renew, share, soonest, stall,
 )  # fmt: skip
 from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
 from .fast_order import arrive, asks, due, instance, order, settle_mbarrier
@@ -201,7 +201,10 @@ def live(plan: Any, state: Any, memo: Any, sm: int, horizon: Any) -> Any:
             who, t = control[GOES_ON], control[NOW]
             control[GOES_ON] = -1
         else:
-            t, who = next_event(events)
+            t, who = NEVER, np.int64(0)
+            for i in range(n + QUARTERS):
+                if events[i] < t:
+                    t, who = events[i], np.int64(i)
             if t == NEVER:
                 return NEVER
             if plan.strict:

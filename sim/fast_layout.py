@@ -27,9 +27,6 @@ NAMED = 16  # named barriers of a CTA
 #: that is.
 PLAIN, TIME, EVENT, HELD, TOTAL = range(5)
 
-#: The events at the row's beginning, of each warp and each sub-partition, are looked through LANES at a time.
-LANES = 4
-
 #: A warp's numbers, after the events at the row's beginning. LANDING: bits of the scoreboards that a load in flight will set;
 #: BEGUN: it has issued products that it has not committed. CODE_AT: when its bundle's code is at hand; GIVEN: when it was given
 #: its last bundle, and the longest fetch later.
@@ -156,7 +153,7 @@ def plan(job: Job) -> Plan:
     per_cta, rings = len(job.warp_start), max(1, len(job.rings))
     warps, instances = job.slots * per_cta, int(job.mbarriers[:, 2].sum())
     warp_size = STEPS + rings
-    kinds: list[int] = [EVENT] * (-(-(warps + QUARTERS) // LANES) * LANES)
+    kinds: list[int] = [EVENT] * (warps + QUARTERS)
     firsts = []
     blocks = ((warps, [*WARP_KINDS, *[PLAIN] * rings]), (job.slots * instances, MBARRIER_KINDS))
     quarter = [*QUARTER_KINDS, *[HELD] * job.product_queue]

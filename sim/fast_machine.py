@@ -19,7 +19,7 @@ from .engine import (
 from .engine import PATH as BUNDLE_PATH
 from .fast_code import BEGINS, COMES, IN, LEFT_OF, begin_stretch
 from .fast_layout import (
-    BEGUN, BOARD, BUSY, CODE_AT, ENDS, FETCH_FREE, GIVEN, HELD_UP, LANDING, LANES, LEFT, N_STALLS, PATH, PC, PENDING, PIPE_FREE,
+    BEGUN, BOARD, BUSY, CODE_AT, ENDS, FETCH_FREE, GIVEN, HELD_UP, LANDING, LEFT, N_STALLS, PATH, PC, PENDING, PIPE_FREE,
     PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE,
     SMEM_FREE, STALLED, STEPS, TENSOR_FREE, USED_SMEM,
 )  # fmt: skip
@@ -50,25 +50,6 @@ def note(control: Any, path: Any, t: Any, kind: Any, a: Any, b: Any, x: Any, y: 
     if control[RECORDING] and k < path.shape[0]:
         path[k, 0], path[k, 1], path[k, 2], path[k, 3], path[k, 4], path[k, 5], path[k, 6] = kind, t, a, b, x, y, out
     control[PATH] = k + 1
-
-
-@part
-def next_event(events: Any) -> Any:
-    """(tick, place in the row) of the next event, NEVER where there is none; of equal ticks the first place.
-
-    One comparison after the other, each waiting for the one before it, was an eighth of the engine's time: LANES of them go side
-    by side.
-    """
-    a = b = c = d = NEVER
-    at_a = at_b = at_c = at_d = 0
-    for i in range(0, events.shape[0], LANES):
-        a, at_a = (events[i], i) if events[i] < a else (a, at_a)
-        b, at_b = (events[i + 1], i + 1) if events[i + 1] < b else (b, at_b)
-        c, at_c = (events[i + 2], i + 2) if events[i + 2] < c else (c, at_c)
-        d, at_d = (events[i + 3], i + 3) if events[i + 3] < d else (d, at_d)
-    a, at_a = (b, at_b) if b < a or (b == a and at_b < at_a) else (a, at_a)
-    c, at_c = (d, at_d) if d < c or (d == c and at_d < at_c) else (c, at_c)
-    return (c, at_c) if c < a or (c == a and at_c < at_a) else (a, at_a)
 
 
 @part
@@ -130,11 +111,10 @@ def issue(plan: Any, events: Any, warps: Any, quarters: Any, shared: Any, cache:
     warps[w, SINCE] = t
     at = max(t, free_at(bundles, kind, quarters, q, 0))
     reason = STALL_PORT
-    if at > quarters[q, PORT_FREE]:
-        for p in range(N_PIPES):
-            free = quarters[q, PIPE_FREE + p]
-            if bundles[kind, FIRST_PIPE + p] > 0 and free > quarters[q, PORT_FREE] and free == at:
-                reason = p
+    for p in range(N_PIPES):
+        free = quarters[q, PIPE_FREE + p]
+        if bundles[kind, FIRST_PIPE + p] > 0 and free > quarters[q, PORT_FREE] and free == at:
+            reason = p
     if warps[w, CODE_AT] > at:
         at, reason = warps[w, CODE_AT], STALL_FETCH
     warps[w, REASON] = reason

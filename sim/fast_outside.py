@@ -269,9 +269,7 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
     tensor = plan.code[pc, 5]
     block = _block(plan, state, sm, w, pc)
     if tensor >= 0:
-        size = _there(plan, tensor, block, size)
-        if plan.multicast[tensor] > 1:  # a division takes as long as all the rest
-            size //= plan.multicast[tensor]
+        size = _there(plan, tensor, block, size) // plan.multicast[tensor]
     left = _port(plan, state, sm, t, size)
     arrives = left + latency[L2_LATENCY]
     l2 = hbm = np.int64(0)

@@ -9,6 +9,7 @@ worker dies each time is answered with :class:`Died` and the others go on.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -249,9 +250,14 @@ def _compile_here() -> None:
 
 
 def _warm() -> None:
-    """In a new process: load the engine from its cache before the first item; Ctrl-C ends the process without a trace."""
+    """In a new process: load the engine from its cache before the first item; Ctrl-C ends the process without a trace.
+
+    What has been loaded until then stays for good: the collector of garbage, which would look through all of it every few dozen
+    candidates, leaves it aside.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _first_run()
+    gc.freeze()
 
 
 def _first_run() -> None:

@@ -102,7 +102,7 @@ def forget() -> None:
     """Drop all that a process keeps of the candidates that it has seen."""
     for kept in (fast_engine._memos, fast_engine._runs, residency._replays):
         kept.clear()
-    for lowering in (schedule_module._kept, fa2._kernel, rows.mixed):
+    for lowering in (schedule_module._kept, fa2._kernel, rows.mixed, rows.tabulated):
         lowering.cache_clear()
 
 
