@@ -25,7 +25,7 @@ from .fast_lru import (
     BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, NEWER, OLDER, OWNER, PLANE, RESIDENT,
     SHARERS, TILE_SIZE, access, touch, unlink,
 )  # fmt: skip
-from .fast_parts import control, expression, jit, part
+from .fast_parts import control, jit, part
 # isort: on
 
 ISSUE, LOOP, END = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END)
