@@ -209,8 +209,8 @@ class Tensor:
     def block_sizes(self) -> IntArray:
         """Bytes of each block of a head plane; the last row and column blocks are clipped to the tensor."""
         width = self.cols_per_block or self.cols
-        rows = np.clip(self.rows - np.arange(self.row_blocks) * self.block_rows, 0, self.block_rows)
-        cols = np.clip(self.cols - np.arange(self.col_blocks) * width, 0, width)
+        rows = np.diff(np.minimum(np.arange(self.row_blocks + 1) * self.block_rows, self.rows))
+        cols = np.diff(np.minimum(np.arange(self.col_blocks + 1) * width, self.cols))
         return np.asarray(np.outer(rows, cols).ravel() * self.bytes_per_element, np.int64)
 
     @property

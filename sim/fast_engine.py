@@ -304,7 +304,11 @@ def _borrow(job: Job, p: Plan, counted: int) -> tuple[bytes, Memo]:
     digest, latencies = hashlib.sha256(repr(numbers).encode()), job.latency[list(MACHINE_LATENCIES)]
     for array in (job.code, job.bundles, latencies, job.warp_start, job.mbarriers, job.stretch, job.stretch_size):
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
-    return digest.digest(), _memos.pop(digest.digest(), None) or memo(len(p.kinds), counted, keeps=True)
+    known = _memos.pop(digest.digest(), None)
+    if known is None:
+        oldest = _memos.pop(next(iter(_memos)), None) if len(_memos) >= KEPT_MEMOS else None
+        known = memo(len(p.kinds), counted, keeps=True, instead_of=oldest)
+    return digest.digest(), known
 
 
 def cold() -> bool:

@@ -64,17 +64,27 @@ class Memo(NamedTuple):
     counts: Any
 
 
-def memo(machine_size: int, counted: int, *, keeps: bool) -> Memo:
-    """Empty. Memory is taken as it is used."""
+def memo(machine_size: int, counted: int, *, keeps: bool, instead_of: Memo | None = None) -> Memo:
+    """Empty. Memory is taken as it is used; that of ``instead_of``, which nobody needs any longer, is used again: to touch
+    memory for the first time takes as long as to run thousands of events."""
     counts = np.zeros(5, np.int64)
     counts[KEEPS] = keeps
     small = 1 if keeps else 0
     return Memo(
-        states=np.empty((MOST_STATES * small + 1, machine_size), np.int64), roots=np.full(MOST_STATES * small + 1, -1),
-        table=np.full(TABLE, -1), nodes=np.empty((MOST_NODES * small + 1, NODE_SIZE), np.int64),
-        edges=np.empty((MOST_NODES * small + 1, 3), np.int64), gains=np.empty((MOST_LEAVES * small + 1, counted), np.int64),
-        counts=counts,
+        states=_room(MOST_STATES * small + 1, machine_size, instead_of and instead_of.states),
+        roots=np.full(MOST_STATES * small + 1, -1), table=np.full(TABLE, -1),
+        nodes=_room(MOST_NODES * small + 1, NODE_SIZE, instead_of and instead_of.nodes),
+        edges=_room(MOST_NODES * small + 1, 3, instead_of and instead_of.edges),
+        gains=_room(MOST_LEAVES * small + 1, counted, instead_of and instead_of.gains), counts=counts,
     )  # fmt: skip
+
+
+def _room(rows: int, columns: int, used: Any) -> Any:
+    """An array with anything in it, where ``used`` lies if that is large enough."""
+    flat = None if used is None else used.base
+    if flat is None or len(flat) < rows * columns:
+        flat = np.empty(rows * columns, np.int64)
+    return flat[: rows * columns].reshape(rows, columns)
 
 
 @part

@@ -108,6 +108,18 @@ def test_a_memo_belongs_to_one_machine() -> None:
     assert len(fast_engine._memos) == 2
 
 
+def test_memory_of_a_memo_serves_again() -> None:
+    """Machines of other sizes, one after the other, more than are kept: each starts with nothing, in the oldest one's memory."""
+    forget()
+    jobs = [replace(job_of("fa2", tiles=3), slots=slots) for slots in (4, 3, 2, 1, 4, 2)]
+    first = fast_engine.run(jobs[0])
+    (memory,) = (memo.states for memo in fast_engine._memos.values())
+    found = [fast_engine.run(job) for job in jobs[1:]]
+    assert any(np.shares_memory(memory, memo.states) for memo in fast_engine._memos.values())
+    assert len(fast_engine._memos) == fast_engine.KEPT_MEMOS
+    assert [run.differences(live(job)) for run, job in zip([first, *found], jobs, strict=True)] == [[]] * len(jobs)
+
+
 def test_a_run_is_kept_for_an_equal_job_and_no_other() -> None:
     """Candidates of a sweep that differ in what no engine reads have the same job, in arrays of their own."""
     job = job_of("fa2")
