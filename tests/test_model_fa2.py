@@ -86,8 +86,8 @@ def test_tiles_are_in_the_order_measured_on_an_h200(head_dim: int) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_tiles_of_head_dim_64_are_in_the_order_that_its_author_found_on_an_a100(causal: bool) -> None:
-    """flash_fwd_launch_template.h, N=2048: 128x128 with four warps, then 2 warps (5 % slower), 8 warps (18 %), 64x256 (27 %), 256x64
-    (85 %, which spills). By the compiler of that time, in time: what moves more bytes for its products has a lower clock too.
+    """flash_fwd_launch_template.h, N=2048: 128x128 with four warps, then 2 warps (5 % slower), 8 warps (18 %), 64x256 (27 %) and
+    256x64 (85 %, which spills). By the compiler of that time, in time: what moves more bytes for its products has a lower clock too.
     """
     order = [(128, 128, 4), (64, 128, 2), (128, 128, 8), (64, 256, 4), (256, 64, 4)]
     ms = [of_tile("a100-80gb", 64, *tile, build="flash-attn-2.0", causal=causal).ms for tile in order]
@@ -127,7 +127,10 @@ def test_instructions_are_those_that_a_profiler_counts(row: dict[str, str]) -> N
     assert predicted == pytest.approx(float(row["inst"]), rel=0.02)
 
 
-@pytest.mark.parametrize(("head_dim", "seqlen", "counted"), [(64, 512, 5023), (64, 1024, 8344), (128, 256, 5066), (128, 512, 7502)])
+SHORT = [(64, 512, 5023), (64, 1024, 8344), (128, 256, 5066), (128, 512, 7502)]
+
+
+@pytest.mark.parametrize(("head_dim", "seqlen", "counted"), SHORT)
 def test_short_causal_tiles_run_the_instructions_of_their_binaries(head_dim: int, seqlen: int, counted: int) -> None:
     """Of a warp and tile (profiler, H200, 16,384 tokens): half or more of them stand before the loop."""
     problem = Attention(batch=16384 // seqlen, heads_q=2048 // head_dim, seqlen_q=seqlen, head_dim=head_dim, causal=True)

@@ -69,6 +69,34 @@ def test_four_sub_partitions_share_one_cache(kib: int) -> None:
     assert cycles_an_instruction(lines(kib, warps=4, bodies=4)) == pytest.approx(measured("four", kib, 4), rel=0.05)
 
 
+def beside(kib: int, line_cycles: int, *, passes: int = 20) -> Program:
+    """A warp passes a loop of ``kib`` KiB at 16 cycles a 128-byte line, another meanwhile 64 KiB at ``line_cycles``."""
+    b = Builder(name="beside", registers=32)
+    for name, size, cycles, trips in (("loop", kib, 16, "n"), ("other", 64, line_cycles, "m")):
+        with b.role(name, warps=1, registers=32), b.loop("i", Index(arg=trips)):
+            for _ in range(size * 1024 // INSTRUCTION_BYTES // ROW):
+                b.rows.single.append(b.rows.issue((("ffma", ROW), ("stall", ROW * (cycles // 8 - 1))), 1, -1, 0))
+                b.rows.code.append(b.rows.single[-1])
+    tiles = Tiles(names=("n", "m"), values=np.array([[passes, max(1, passes * kib // 64)]]))
+    return b.build(tensors=(), tiles=tiles)
+
+
+@pytest.mark.parametrize("kib", [8, 16, 20, 26])
+@pytest.mark.parametrize("line_cycles", [16, 32])
+def test_a_loop_is_evicted_by_other_code_as_measured(kib: int, line_cycles: int) -> None:
+    """Cycles that a line of the loop waits (``h200_fetch_load.csv``, all SMs): none up to 16 KiB, 6 to 17 from 20 KiB on."""
+    passes, lines_of_pass = 20, kib * 8
+    run = both(job_of(beside(kib, line_cycles, passes=passes), "h200"))
+    text = (resources.files("flashsim.validate") / "data" / "h200_fetch_load.csv").read_text().splitlines()
+    rows = {
+        int(r["streams"]): float(r["cycles_mean"])
+        for r in csv.DictReader(line for line in text if not line.startswith("#"))
+        if (r["test"], r["kib"], r["ctas"], r["warps"], r["slow_z"]) == ("loop", str(kib), "132", "1", str(line_cycles))
+    }
+    waited = run.stalls[0, 0, STALL_FETCH] / TICKS_PER_CYCLE / passes / lines_of_pass
+    assert waited == pytest.approx((rows[2] - rows[1]) / lines_of_pass, abs=5)
+
+
 def test_code_that_fits_is_not_tracked() -> None:
     assert len(job_of(lines(28, warps=4), "h200").stretch_size) == 0
     assert len(job_of(lines(36, warps=4), "h200").stretch_size) > 30

@@ -67,10 +67,10 @@ class Start:
 class LoopCounts:
     """What a compiled loop issues per warp and K/V block but for products, in its three ``parts`` (:mod:`..placement`): by
     counter (fma, alu, xu, lsu, other), registers spilled (``stl``, ``ldl``) and stall cycles. ``setup``, ``loads``, ``epilogue``:
-    the same of a tile's code outside the loop: up to its first load, up to its first wait, after the loop. ``first``: the parts of
-    the first block, which stands apart from the loop; ``masked``: of the blocks apart in the kernel with a causal mask, what masks
-    included; both empty where not read. ``registers`` per thread; ``local_bytes``: local memory of a warp; ``frame_bytes``: of a
-    thread, where it is worth asking whether L1 holds it."""
+    the same of a tile's code outside the loop: up to its first load, up to its first wait, after the loop. ``first``: the parts
+    of the first block, which stands apart from the loop; ``masked``: of the blocks apart in the kernel with a causal mask, what
+    masks them included; both empty where not read. ``registers`` per thread; ``local_bytes``: local memory of a warp;
+    ``frame_bytes``: of a thread, where it is worth asking whether L1 holds it."""
 
     label: str
     registers: int
