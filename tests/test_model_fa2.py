@@ -87,7 +87,7 @@ def test_tiles_are_in_the_order_measured_on_an_h200(head_dim: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_tiles_of_head_dim_64_are_in_the_order_that_its_author_found_on_an_a100(causal: bool) -> None:
     """flash_fwd_launch_template.h, N=2048: 128x128 with four warps, then 2 warps (5 % slower), 8 warps (18 %), 64x256 (27 %) and
-    256x64 (85 %, which spills). By the compiler of that time, in time: what moves more bytes for its products has a lower clock too.
+    256x64 (85 %, which spills). By the compiler of that time, in time: what moves more bytes a product has a lower clock, too.
     """
     order = [(128, 128, 4), (64, 128, 2), (128, 128, 8), (64, 256, 4), (256, 64, 4)]
     ms = [of_tile("a100-80gb", 64, *tile, build="flash-attn-2.0", causal=causal).ms for tile in order]
