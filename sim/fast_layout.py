@@ -15,7 +15,7 @@ from ..model.program import IntArray, Opcode
 from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job, longest_fetch
 from .fast_code import AWAY, COMES, TABLE_COLUMNS
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
-from .fast_share import KEPT, QUEUE_SIZE
+from .fast_share import KEPT, MOST_TURNS, QUEUE_SIZE
 
 QUARTERS = 4
 ISSUE, LOOP, END, EXIT = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END), int(Opcode.EXIT)
@@ -116,7 +116,6 @@ class Plan(NamedTuple):
     quarter_size: int
     outside_mbarrier: int
     outside_ports: int
-    outside_missed: int
 
 
 class State(NamedTuple):
@@ -146,7 +145,9 @@ class State(NamedTuple):
     queues: Any  # L2's and HBM's, as in fast_share
     marks: Any
     heaps: Any
+    turns: Any
     changes: Any
+    rides: Any  # up to which mark of HBM each SM's last tile is filled, by whomever
 
 
 def plan(job: Job) -> Plan:
@@ -179,7 +180,7 @@ def plan(job: Job) -> Plan:
         wrap=int(np.lcm.reduce([2 * n for n in stages or [1]])), anchor=_anchor(job), first_warp=firsts[0], warp_size=warp_size,
         first_mbarrier=firsts[1], first_named=firsts[2], first_quarter=firsts[3],
         first_shared=firsts[4], first_code=firsts[5], code_rows=code_rows,
-        quarter_size=len(quarter), outside_mbarrier=outside_mbarrier, outside_ports=ports, outside_missed=ports + 3,
+        quarter_size=len(quarter), outside_mbarrier=outside_mbarrier, outside_ports=ports,
     )  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def state(p: Plan, job: Job, most: int) -> State:
     control = zeros(p.sms, CONTROL_SIZE)
     control[:, SEGMENT] = control[:, GOES_ON] = -1
     return State(
-        machine=machine, outside=zeros(p.sms, p.outside_missed + max(1, len(p.miss_ppm))),
+        machine=machine, outside=zeros(p.sms, p.outside_ports + 3),
         loops=zeros(p.sms, p.warps, LOOP_DEPTH), trips=zeros(p.sms, p.warps, LOOP_DEPTH),
         tile_of=np.full((p.sms, p.warps), -1), order_of=zeros(p.sms, p.warps), totals=zeros(p.sms, counted),
         counted=zeros(p.sms, counted), ports=zeros(p.sms, 2), control=control, path=np.empty((p.sms, most, 7), np.int64),
@@ -221,7 +222,8 @@ def state(p: Plan, job: Job, most: int) -> State:
         tiles=job.l2.tiles.copy() if job.l2 else zeros(1, 6),
         held=np.array([job.l2.held if job.l2 else 0], np.int64), traffic=zeros(len(p.tensors), 4),
         marks_of=zeros(p.sms, p.outside_ports, 2) if p.chip else zeros(1, 1, 2), queues=zeros(2, QUEUE_SIZE),
-        marks=zeros(2, p.sms), heaps=zeros(2, p.sms + 1), changes=zeros(2, KEPT if p.chip else 1, 3),
+        marks=zeros(2, p.sms), heaps=zeros(2, p.sms + 1), turns=zeros(2, MOST_TURNS * p.sms + 1),
+        changes=zeros(2, KEPT if p.chip else 1, 3), rides=zeros(p.sms),
     )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def _until(plan: Any, state: Any, sm: int, t: Any, place: Any, after: Any) -> An
         for q in range(2):
             mark = state.marks_of[sm, place, q]
             if mark > 0:
-                answered = reached(state.queues[q], state.marks[q], state.changes[q], mark)
+                answered = reached(state.queues[q], state.marks[q], state.turns[q], state.changes[q], mark)
                 at = max(at, answered + plan.latency[HBM_LATENCY if q == HBM else L2_LATENCY] + after)
     return max(0, at - t)
 
@@ -216,7 +216,7 @@ def spill(plan: Any, state: Any, sm: int, t: Any, size: Any) -> None:
     _port(plan, state, sm, t, size)
     if plan.chip:
         _serve(state, t)
-        _queue(plan, state, L2, sm, size)
+        _queue(plan, state, L2, sm, size, 0)
 
 
 @part
@@ -232,14 +232,15 @@ def _port(plan: Any, state: Any, sm: int, t: Any, size: Any) -> Any:
 def _serve(state: Any, t: Any) -> None:
     """L2 and HBM go on with what all SMs have asked for, up to now."""
     for q in range(2):
-        go_on(state.queues[q], state.marks[q], state.heaps[q], state.changes[q], t)
+        go_on(state.queues[q], state.marks[q], state.heaps[q], state.turns[q], state.changes[q], t)
 
 
 @part
-def _queue(plan: Any, state: Any, q: int, sm: int, size: Any) -> Any:
-    """A request of the SM at L2 or HBM; its mark."""
+def _queue(plan: Any, state: Any, q: int, sm: int, size: Any, ride: Any) -> Any:
+    """A request of the SM at L2 or HBM, after a ``ride``; its mark."""
     rate = plan.rate[HBM_RATE if q == HBM else CHIP_RATE]
-    return ask(state.queues[q], state.marks[q], state.heaps[q], state.changes[q], sm, size * rate[0] * UNIT // rate[1])
+    cost = size * rate[0] * UNIT // rate[1]
+    return ask(state.queues[q], state.marks[q], state.heaps[q], state.turns[q], state.changes[q], sm, cost, ride)
 
 
 @part
@@ -276,11 +277,9 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
     if plan.chip:
         l2, hbm = _through_l2(plan, state, sm, t, w, pc, block, size)
     elif tensor >= 0:
-        missed = plan.outside_missed + tensor
-        outside[missed] += plan.miss_ppm[tensor]
-        if outside[missed] >= MILLION:
-            outside[missed] -= MILLION
-            cost = size * rate[HBM_RATE, 0] // rate[HBM_RATE, 1]
+        missed = size * plan.miss_ppm[tensor] // MILLION
+        if missed > 0:
+            cost = missed * rate[HBM_RATE, 0] // rate[HBM_RATE, 1]
             outside[ports + 1] = max(t, outside[ports + 1]) + cost
             state.ports[sm, 1] += cost
             arrives = max(arrives, outside[ports + 1] + latency[HBM_LATENCY])
@@ -308,7 +307,7 @@ def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, block: 
     """Queue where all SMs share L2 and HBM: the marks of the request there, 0 for none."""
     tiles, code = state.tiles, plan.code
     _serve(state, t)
-    l2, hbm = _queue(plan, state, L2, sm, size), np.int64(0)
+    l2, hbm = _queue(plan, state, L2, sm, size, 0), np.int64(0)
     if code[pc, 5] < 0:
         return l2, hbm
     kind, args = plan.numbers[code[pc, 5]], plan.tile_args[state.tile_of[sm, w]]
@@ -322,8 +321,11 @@ def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, block: 
     moves = tiles[i, DIRTY] == 0 if write else tiles[i, RESIDENT] == 0
     access(tiles, state.held, plan.capacity, state.traffic, i, held, write)
     if moves:
-        mark = _queue(plan, state, HBM, sm, held)
+        mark = _queue(plan, state, HBM, sm, held, state.rides[sm])
         state.ports[sm, 1] += held * plan.rate[HBM_RATE, 0] // plan.rate[HBM_RATE, 1]
         if not write:
             tiles[i, FILLED] = mark
-    return l2, hbm if write else tiles[i, FILLED]
+    if write:
+        return l2, hbm
+    state.rides[sm] = max(state.rides[sm], tiles[i, FILLED])
+    return l2, tiles[i, FILLED]

@@ -4,6 +4,9 @@ What an SM has been served since the launch began, had it never stopped asking, 
 SMs wait. A request is done when progress comes to its *mark*. Requests that come later do not move the mark; they put off when
 progress is there. So when a load lands is known for certain only afterwards, and before as when it would if nobody else asked.
 (Progress is the virtual time of A. Parekh and R. Gallager, "A generalized processor sharing approach to flow control", 1993.)
+
+An SM that asks for a tile which is on its way to L2 *rides* along: what it asks for next is served after that tile's mark, and up to
+there it is not among those that wait. Its ride lies in progress from the end of its own requests to that mark.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ L2, HBM = 0, 1
 #: All are powers of two, for which compiled code shifts.
 UNIT_BITS, SM_BITS, KEPT_BITS = 16, 12, 15
 UNIT = 1 << UNIT_BITS
-#: Of a queue: the tick up to which it is known, its progress then, SMs that wait, and how often their number has changed.
-NOW, PROGRESS, WAITING, CHANGES, QUEUE_SIZE = range(5)
+#: Of a queue: the tick up to which it is known, its progress then, SMs that wait or ride, how often the number of those that wait
+#: has changed, how many ride, and how many ends of rides are to come.
+NOW, PROGRESS, THERE, CHANGES, RIDING, TURNS, QUEUE_SIZE = range(7)
 #: Changes that are kept: when, progress, and how many SMs wait from then on. A latency's worth is asked for.
 KEPT = 1 << KEPT_BITS
+#: Ends of rides that may be to come, for each SM; one more does not ride, but asks after its own requests.
+MOST_TURNS = 32
 
 
 @part
@@ -34,48 +40,71 @@ def _ticks(amount: Any) -> Any:
 @part
 def _change(queue: Any, changes: Any) -> None:
     row = changes[queue[CHANGES] & (KEPT - 1)]
-    row[0], row[1], row[2] = queue[NOW], queue[PROGRESS], queue[WAITING]
+    row[0], row[1], row[2] = queue[NOW], queue[PROGRESS], queue[THERE] - queue[RIDING]
     queue[CHANGES] += 1
 
 
 @part
-def go_on(queue: Any, marks: Any, heap: Any, changes: Any, t: Any) -> None:
-    """Serve up to tick ``t``. ``marks``: of each SM's last request; ``heap``: SMs that wait, by a mark not above that one."""
-    while queue[WAITING] > 0:
-        n, mark, sm = queue[WAITING], heap[0] >> SM_BITS, heap[0] & ((1 << SM_BITS) - 1)
+def go_on(queue: Any, marks: Any, heap: Any, turns: Any, changes: Any, t: Any) -> None:
+    """Serve up to tick ``t``.
+
+    ``marks``: of each SM's last request; ``heap``: SMs that wait or ride, by a mark not above that one; ``turns``: marks at which
+    rides begin and end, twice the mark and 1 for an end.
+    """
+    while queue[THERE] > 0:
+        mark, sm = heap[0] >> SM_BITS, heap[0] & ((1 << SM_BITS) - 1)
         if marks[sm] > mark:  # it has asked again
-            pop(heap, n)
-            push(heap, n - 1, marks[sm] << SM_BITS | sm)
+            pop(heap, queue[THERE])
+            push(heap, queue[THERE] - 1, marks[sm] << SM_BITS | sm)
             continue
+        turn = queue[TURNS] > 0 and turns[0] >> 1 <= mark
+        if turn:
+            mark = turns[0] >> 1
+        n = queue[THERE] - queue[RIDING]
         at = queue[NOW] + _ticks((mark - queue[PROGRESS]) * n)
         if at > t:
             queue[PROGRESS] += (t - queue[NOW]) * UNIT // n
             break
-        queue[WAITING] = pop(heap, n)
+        if turn:
+            queue[RIDING] += 1 - 2 * (turns[0] & 1)
+            queue[TURNS] = pop(turns, queue[TURNS])
+        else:
+            queue[THERE] = pop(heap, queue[THERE])
         queue[NOW], queue[PROGRESS] = at, mark
         _change(queue, changes)
     queue[NOW] = t
 
 
 @part
-def ask(queue: Any, marks: Any, heap: Any, changes: Any, sm: int, cost: Any) -> Any:
-    """A request of ``cost`` from an SM at the tick up to which the queue is known; returns its mark."""
-    if marks[sm] <= queue[PROGRESS]:
-        marks[sm] = queue[PROGRESS] + cost
-        queue[WAITING] = push(heap, queue[WAITING], marks[sm] << SM_BITS | sm)
+def ask(queue: Any, marks: Any, heap: Any, turns: Any, changes: Any, sm: int, cost: Any, ride: Any) -> Any:
+    """A request of ``cost`` from an SM at the tick up to which the queue is known, after its ``ride`` to a mark; returns its own."""
+    idle = marks[sm] <= queue[PROGRESS]
+    if idle:
+        marks[sm] = queue[PROGRESS]
+    if ride > marks[sm] and queue[TURNS] + 2 <= MOST_TURNS * marks.shape[0]:
+        if idle:
+            queue[RIDING] += 1
+        else:
+            queue[TURNS] = push(turns, queue[TURNS], marks[sm] << 1)
+        queue[TURNS] = push(turns, queue[TURNS], ride << 1 | 1)
+        marks[sm] = ride
+    marks[sm] += cost
+    if idle:
+        queue[THERE] = push(heap, queue[THERE], marks[sm] << SM_BITS | sm)
         _change(queue, changes)
-    else:
-        marks[sm] += cost
     return marks[sm]
 
 
 @part
-def reached(queue: Any, marks: Any, changes: Any, mark: Any) -> Any:
+def reached(queue: Any, marks: Any, turns: Any, changes: Any, mark: Any) -> Any:
     """The tick at which progress came to ``mark``, or will if nobody asks any more."""
     if mark > queue[PROGRESS]:
         left = np.int64(0)
         for sm in range(marks.shape[0]):
             left += max(np.int64(0), min(marks[sm], mark) - queue[PROGRESS])
+        for i in range(queue[TURNS]):
+            ridden = min(turns[i] >> 1, mark) - queue[PROGRESS]
+            left += ridden if turns[i] & 1 == 0 else -ridden
         return queue[NOW] + _ticks(left)
     oldest, high = max(np.int64(0), queue[CHANGES] - KEPT), queue[CHANGES]
     low = oldest

@@ -10,7 +10,7 @@ from .engine import CHIP_RATE, HBM_LATENCY, HBM_RATE, L2_LATENCY, Job
 from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, NEWER, OLDER, OWNER, PLANE, RESIDENT
 from .fast_lru import HBM_READ as READ
 from .fast_lru import HBM_WRITE as WRITTEN
-from .fast_share import UNIT
+from .fast_share import MOST_TURNS, UNIT
 
 HBM_PORT = 2
 
@@ -31,42 +31,60 @@ class Landing:
 class Share:
     """A queue that serves all SMs that wait evenly, and each SM's requests in order. Amounts are UNITs of a tick of service.
 
-    ``progress``: what an SM has been served that never stopped asking; a request is done when it comes to its mark. ``marks``: of
-    each SM's last request. ``changes``: (when, progress, SMs that wait from then on).
+    ``progress``: what an SM has been served that never stopped asking; a request is done when it comes to its mark. ``asked``: of
+    each SM from which mark to which it waits, in order. ``rides``: from which mark to which an SM waits for a tile that another has
+    asked for, before it goes on to ask. ``changes``: (when, progress, SMs that wait from then on).
     """
 
-    marks: list[int]
+    asked: list[list[tuple[int, int]]]
     now: int = 0
     progress: int = 0
+    rides: list[tuple[int, int]] = field(default_factory=list)
     changes: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def waiting(self) -> list[int]:
-        return [mark for mark in self.marks if mark > self.progress]
+    def left(self, mark: int) -> int:
+        """Service of all SMs until progress comes to ``mark``, if nobody asks any more."""
+        spans = (span for spans in self.asked for span in spans)
+        return sum(max(0, min(end, mark) - max(begin, self.progress)) for begin, end in spans)
+
+    def waiting(self) -> int:
+        return sum(begin <= self.progress < end for spans in self.asked for begin, end in spans)
 
     def go_on(self, tick: int) -> None:
         """Serve up to ``tick``."""
-        while left := self.waiting():
-            at = self.now - (self.progress - min(left)) * len(left) // UNIT
+        while marks := [mark for spans in self.asked for span in spans for mark in span if mark > self.progress]:
+            ends = min(marks)
+            at = self.now - -self.left(ends) // UNIT
             if at > tick:
-                self.progress += (tick - self.now) * UNIT // len(left)
+                self.progress += (tick - self.now) * UNIT // self.waiting()
                 break
-            self.now, self.progress = at, min(left)
-            self.changes.append((self.now, self.progress, len(self.waiting())))
+            self.now, self.progress = at, ends
+            self.asked = [[span for span in spans if span[1] > ends] for spans in self.asked]
+            self.rides = [ride for ride in self.rides if ride[1] > ends]
+            self.changes.append((self.now, self.progress, self.waiting()))
         self.now = tick
 
-    def ask(self, sm: int, cost: int) -> int:
-        """A request at the tick up to which all is served; returns its mark."""
-        begins = self.marks[sm] <= self.progress
-        self.marks[sm] = max(self.marks[sm], self.progress) + cost
-        if begins:
-            self.changes.append((self.now, self.progress, len(self.waiting())))
-        return self.marks[sm]
+    def ask(self, sm: int, cost: int, ride: int) -> int:
+        """A request at the tick up to which all is served, after a ride to a mark; returns its own mark."""
+        spans = self.asked[sm]
+        idle = not spans
+        begin = self.progress if idle else spans[-1][1]
+        to_come = sum(end > self.progress for span in self.rides for end in span)
+        if ride > begin and to_come + 2 <= MOST_TURNS * len(self.asked):
+            self.rides.append((begin, ride))
+            begin = ride
+        if idle or begin > spans[-1][1]:
+            spans.append((begin, begin + cost))
+        else:
+            spans[-1] = (spans[-1][0], begin + cost)
+        if idle:
+            self.changes.append((self.now, self.progress, self.waiting()))
+        return begin + cost
 
     def reached(self, mark: int) -> int:
         """The tick at which progress came to ``mark``, or will if nobody asks any more."""
         if mark > self.progress:
-            left = sum(min(each, mark) - self.progress for each in self.waiting())
-            return self.now - -left // UNIT
+            return self.now - -self.left(mark) // UNIT
         place = bisect_left(self.changes, mark, key=lambda change: change[1])
         if place == 0:
             return 0
@@ -89,7 +107,8 @@ class ChipMemory:
         assert job.l2 is not None
         self.job, self.l2 = job, job.l2
         self.rate, self.latency = job.rate.tolist(), job.latency.tolist()
-        self.queues = (Share([0] * job.sms), Share([0] * job.sms))  # L2's and HBM's
+        self.queues = tuple(Share([[] for _ in range(job.sms)]) for _ in range(2))  # L2's and HBM's
+        self.rides = [0] * job.sms  # up to which mark of HBM each SM's last tile is filled, by whomever
         self.held = self.l2.held
         self.owner = self.l2.tiles[:, OWNER].tolist()
         self.filled = self.l2.tiles[:, FILLED].tolist()
@@ -120,11 +139,14 @@ class ChipMemory:
         moves = i not in self.tiles or (write and not self.tiles[i].dirty)
         self.access(i, held, write)
         if moves:
-            mark = self.queue(HBM_RATE, sm, held)
+            mark = self.queue(HBM_RATE, sm, held, self.rides[sm])
             used[HBM_PORT] += held * self.rate[HBM_RATE][0] // self.rate[HBM_RATE][1]
             if not write:
                 self.filled[i] = mark
-        return landing if write else landing.with_(Landing(hbm=self.filled[i]))
+        if write:
+            return landing
+        self.rides[sm] = max(self.rides[sm], self.filled[i])
+        return landing.with_(Landing(hbm=self.filled[i]))
 
     def spill(self, tick: int, sm: int, size: int) -> None:
         """Registers written through: nothing waits for them but what is asked for later."""
@@ -135,10 +157,10 @@ class ChipMemory:
         for queue in self.queues:
             queue.go_on(tick)
 
-    def queue(self, rate: int, sm: int, size: int) -> int:
-        """The mark of an SM's request at L2 or HBM."""
+    def queue(self, rate: int, sm: int, size: int, ride: int = 0) -> int:
+        """The mark of an SM's request at L2 or HBM, after a ride to a mark."""
         numerator, denominator = self.rate[rate]
-        return self.queues[rate == HBM_RATE].ask(sm, size * numerator * UNIT // denominator)
+        return self.queues[rate == HBM_RATE].ask(sm, size * numerator * UNIT // denominator, ride)
 
     def until(self, landing: Landing, after: int) -> int:
         """When it lands if nobody else asks; ``after``: ticks from the answers of L2 and HBM on."""

@@ -128,7 +128,6 @@ class Sm:
 
     def __init__(self, job: Job) -> None:
         self.free, self.used = [0, 0, 0], [0, 0, 0]
-        self.missed = [0] * max(1, len(job.miss_ppm))
         self.rate, self.latency, self.miss_ppm = job.rate.tolist(), job.latency.tolist(), job.miss_ppm.tolist()
         self.multicast, self.blocks, self.block_bytes = job.multicast.tolist(), job.blocks.tolist(), job.block_bytes.tolist()
         self.tensor_free = self.store_free = 0
@@ -158,16 +157,13 @@ class Sm:
         return int(max(left, self.store_free) + self.latency[STORE])
 
     def memory(self, tick: int, size: int, tensor: int, left: int) -> int:
-        """When ``size`` bytes asked for at ``tick`` arrive that the port has served at ``left``; L2 misses are spread evenly
-        over a tensor's requests."""
+        """When ``size`` bytes asked for at ``tick`` arrive that the port has served at ``left``: L2 holds the same share of all
+        requests of a tensor."""
         rate, latency = self.rate, self.latency
         done = left + int(latency[L2_LATENCY])
-        if tensor >= 0:
-            self.missed[tensor] += self.miss_ppm[tensor]
-            if self.missed[tensor] >= MILLION:
-                self.missed[tensor] -= MILLION
-                cost = size * rate[HBM_RATE][0] // rate[HBM_RATE][1]
-                done = max(done, self.queue(HBM_PORT, tick, cost) + latency[HBM_LATENCY])
+        if tensor >= 0 and (missed := size * self.miss_ppm[tensor] // MILLION):
+            cost = missed * rate[HBM_RATE][0] // rate[HBM_RATE][1]
+            done = max(done, self.queue(HBM_PORT, tick, cost) + latency[HBM_LATENCY])
         return done
 
     def multiply(self, tick: int, cost: int) -> int:
