@@ -170,7 +170,7 @@ class Run:
     issued: IntArray
     records: IntArray
     traffic: IntArray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
-    l2: IntArray = field(default_factory=lambda: np.zeros((0, 6), np.int64))
+    l2: IntArray = field(default_factory=lambda: np.zeros((0, 7), np.int64))
     events: int = field(compare=False, default=0)
 
     def differences(self, other: Run) -> list[str]:

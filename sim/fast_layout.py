@@ -14,6 +14,7 @@ import numpy as np
 from ..model.program import IntArray, Opcode
 from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job, longest_fetch
 from .fast_code import AWAY, COMES, TABLE_COLUMNS
+from .fast_lru import TILE_SIZE
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
 from .fast_share import KEPT, MOST_TURNS, QUEUE_SIZE
 
@@ -45,9 +46,9 @@ QUARTER_KINDS = [PLAIN] + [TIME] * (2 + N_PIPES) + [TOTAL]
 #: The SM's. FETCH_FREE: when its fetch port is, and the longest fetch later.
 TENSOR_FREE, SMEM_FREE, FETCH_FREE = range(3)
 
-#: Outside: of a warp, cp.async's open group, how many are closed, when the last COPY_GROUPS landed, and when loads to its
-#: scoreboards do.
-OPEN, CLOSED, GROUP, LAND = 0, 1, 2, 2 + COPY_GROUPS
+#: Outside: of a warp, cp.async's open group, how many are closed, what its row has moved, when the last COPY_GROUPS landed, and
+#: when loads to its scoreboards do.
+OPEN, CLOSED, MOVED, GROUP, LAND = 0, 1, 2, 3, 3 + COPY_GROUPS
 OUTSIDE_WARP = LAND + SCOREBOARDS
 #: Of an mbarrier: when the copies of its phase land, and when the last phase of each parity was over.
 COPIES, OVER, OUTSIDE_MBARRIER = 0, 1, 3
@@ -219,7 +220,7 @@ def state(p: Plan, job: Job, most: int) -> State:
         counted=zeros(p.sms, counted), ports=zeros(p.sms, 2), control=control, path=np.empty((p.sms, most, 7), np.int64),
         row_start=zeros(p.sms, p.warps), left_of=np.full(len(p.queue), p.per_cta), follows=np.full(len(p.queue), -1),
         ctas=np.full((len(p.queue), 5), -1), counters=zeros(3), records=zeros(p.record_limit, 7),
-        tiles=job.l2.tiles.copy() if job.l2 else zeros(1, 6),
+        tiles=job.l2.tiles.copy() if job.l2 else zeros(1, TILE_SIZE),
         held=np.array([job.l2.held if job.l2 else 0], np.int64), traffic=zeros(len(p.tensors), 4),
         marks_of=zeros(p.sms, p.outside_ports, 2) if p.chip else zeros(1, 1, 2), queues=zeros(2, QUEUE_SIZE),
         marks=zeros(2, p.sms), heaps=zeros(2, p.sms + 1), turns=zeros(2, MOST_TURNS * p.sms + 1),

@@ -6,9 +6,10 @@ from typing import Any
 
 from .fast_parts import part
 
-#: Columns of the table of tiles: neighbours in the list, bytes held, whether they are dirty, tensor, and at which mark HBM
-#: has filled it. The table's last row is the list's root: newer than it is the oldest tile.
-OLDER, NEWER, RESIDENT, DIRTY, OWNER, FILLED, TILE_SIZE = range(7)
+#: Columns of the table of tiles: neighbours in the list, bytes held, whether they are dirty, tensor, at which mark HBM has filled
+#: what was asked for, and bytes that nobody has asked for yet. The table's last row is the list's root: newer than it is the
+#: oldest tile.
+OLDER, NEWER, RESIDENT, DIRTY, OWNER, FILLED, TO_ASK, TILE_SIZE = range(8)
 #: Columns of the table of tensors: first tile, blocks of a head plane, the tile argument that picks the plane, first block
 #: size, and CTAs that one request serves.
 BASE, BLOCKS, PLANE, FIRST_SIZE, SHARERS = range(5)

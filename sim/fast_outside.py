@@ -16,8 +16,8 @@ from ..model.instructions import Path
 from .engine import (
     CHIP_RATE, COPY_GROUPS, HBM_LATENCY, HBM_RATE, L2_LATENCY, L2_RATE, MBARRIER, PATH, REPLACE, STORE, STORE_RATE, TMA,
 )  # fmt: skip
-from .fast_layout import CLOSED, COPIES, FINISHED, GROUP, HEAD, LAND, OPEN, OUTSIDE_MBARRIER, OUTSIDE_WARP, OVER
-from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, PLANE, RESIDENT, access
+from .fast_layout import CLOSED, COPIES, FINISHED, GROUP, HEAD, LAND, MOVED, OPEN, OUTSIDE_MBARRIER, OUTSIDE_WARP, OVER
+from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, PLANE, RESIDENT, TO_ASK, access
 from .fast_parts import control, expression, part
 from .fast_share import HBM, L2, PROGRESS, UNIT, ask, go_on, reached
 # isort: on
@@ -264,18 +264,30 @@ def _there(plan: Any, tensor: Any, block: Any, size: Any) -> Any:
 
 
 @part
+def _ended(plan: Any, state: Any, sm: int, w: Any, pc: Any, block: Any, size: Any) -> Any:
+    """What the warp's row asks for in all, once it has asked for the last ``size`` bytes of its block; 0 before."""
+    moved, tensor = w * OUTSIDE_WARP + MOVED, plan.code[pc, 5]
+    state.outside[sm, moved] += size
+    if state.outside[sm, moved] < plan.code[pc, 4]:
+        return np.int64(0)
+    state.outside[sm, moved] = 0
+    return _there(plan, tensor, block, plan.code[pc, 4]) // plan.multicast[tensor]
+
+
+@part
 def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, c: Any) -> None:
     """Queue at L2, and at HBM where L2 does not hold it; note when it arrives where that will be asked for."""
     outside, ports, latency, rate = state.outside[sm], plan.outside_ports, plan.latency, plan.rate
     tensor = plan.code[pc, 5]
     block = _block(plan, state, sm, w, pc)
+    whole = _ended(plan, state, sm, w, pc, block, size) if plan.chip and tensor >= 0 else np.int64(0)
     if tensor >= 0:
         size = _there(plan, tensor, block, size) // plan.multicast[tensor]
     left = _port(plan, state, sm, t, size)
     arrives = left + latency[L2_LATENCY]
     l2 = hbm = np.int64(0)
     if plan.chip:
-        l2, hbm = _through_l2(plan, state, sm, t, w, pc, block, size)
+        l2, hbm = _through_l2(plan, state, sm, t, w, pc, block, size, whole)
     elif tensor >= 0:
         missed = size * plan.miss_ppm[tensor] // MILLION
         if missed > 0:
@@ -303,29 +315,58 @@ def request(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, size: Any, 
 
 
 @part
-def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, block: Any, size: Any) -> Any:
-    """Queue where all SMs share L2 and HBM: the marks of the request there, 0 for none."""
-    tiles, code = state.tiles, plan.code
+def _through_l2(plan: Any, state: Any, sm: int, t: Any, w: Any, pc: Any, block: Any, size: Any, whole: Any) -> Any:
+    """Queue where all SMs share L2 and HBM: the marks of the request there, 0 for none. ``whole``: as :func:`_ended` says."""
+    tensor = plan.code[pc, 5]
     _serve(state, t)
-    l2, hbm = _queue(plan, state, L2, sm, size, 0), np.int64(0)
-    if code[pc, 5] < 0:
-        return l2, hbm
-    kind, args = plan.numbers[code[pc, 5]], plan.tile_args[state.tile_of[sm, w]]
-    write = plan.writes[code[pc, 1]] == 1
+    l2 = _queue(plan, state, L2, sm, size, 0)
+    if tensor < 0:
+        return l2, np.int64(0)
+    kind, args = plan.numbers[tensor], plan.tile_args[state.tile_of[sm, w]]
+    write = plan.writes[plan.code[pc, 1]] == 1
     state.traffic[kind, L2_WRITE if write else L2_READ] += size
     blocks = plan.tensors[kind, BLOCKS]
     if block < 0 or block >= blocks:
-        return l2, hbm
+        return l2, np.int64(0)
     i = plan.tensors[kind, BASE] + args[plan.tensors[kind, PLANE]] * blocks + block
     held = plan.sizes[plan.tensors[kind, FIRST_SIZE] + block]
-    moves = tiles[i, DIRTY] == 0 if write else tiles[i, RESIDENT] == 0
-    access(tiles, state.held, plan.capacity, state.traffic, i, held, write)
-    if moves:
-        mark = _queue(plan, state, HBM, sm, held, state.rides[sm])
-        state.ports[sm, 1] += held * plan.rate[HBM_RATE, 0] // plan.rate[HBM_RATE, 1]
-        if not write:
-            tiles[i, FILLED] = mark
     if write:
-        return l2, hbm
-    state.rides[sm] = max(state.rides[sm], tiles[i, FILLED])
-    return l2, tiles[i, FILLED]
+        _write(plan, state, sm, i, held)
+        return l2, np.int64(0)
+    share = plan.miss_ppm[tensor]
+    return l2, _read(plan, state, sm, i, held, whole - (whole - size) * share // MILLION if whole else size * share // MILLION)
+
+
+@part
+def _write(plan: Any, state: Any, sm: int, i: Any, held: Any) -> None:
+    """The first write to a tile takes all of it to HBM."""
+    tiles = state.tiles
+    clean = tiles[i, DIRTY] == 0
+    if tiles[i, RESIDENT] == 0:
+        tiles[i, TO_ASK] = 0
+    access(tiles, state.held, plan.capacity, state.traffic, i, held, True)
+    if clean:
+        _ask_hbm(plan, state, sm, held)
+
+
+@part
+def _read(plan: Any, state: Any, sm: int, i: Any, held: Any, part_of_it: Any) -> Any:
+    """Ask HBM for a part of a tile, as far as nobody has; the mark at which all that was asked for is there."""
+    tiles = state.tiles
+    if tiles[i, RESIDENT] == 0:
+        tiles[i, TO_ASK] = held
+    access(tiles, state.held, plan.capacity, state.traffic, i, held, False)
+    asked = min(part_of_it, tiles[i, TO_ASK])
+    if asked > 0:
+        tiles[i, TO_ASK] -= asked
+        tiles[i, FILLED] = max(tiles[i, FILLED], _ask_hbm(plan, state, sm, asked))
+    if asked < part_of_it:
+        state.rides[sm] = max(state.rides[sm], tiles[i, FILLED])
+    return tiles[i, FILLED]
+
+
+@part
+def _ask_hbm(plan: Any, state: Any, sm: int, size: Any) -> Any:
+    """The mark of a request at HBM, after what the SM rides with."""
+    state.ports[sm, 1] += size * plan.rate[HBM_RATE, 0] // plan.rate[HBM_RATE, 1]
+    return _queue(plan, state, HBM, sm, size, state.rides[sm])

@@ -201,7 +201,8 @@ class _Machine:
         if self.chip is None:
             landing = Landing(sm.memory(now, size, tensor, left))
         else:
-            landing = self.chip.request(now, warp.sm, size, tensor, row[BUNDLE], block, warp.args, sm.used, left)
+            whole = sm.asked(tensor, block, row[BYTES]) if warp.done_bytes == row[BYTES] else 0
+            landing = self.chip.request(now, warp.sm, size, whole, tensor, row[BUNDLE], block, warp.args, sm.used, left)
         if path in (TO_SMEM, Path.TMA_STORE):
             landing = landing if path == TO_SMEM else Landing(sm.read_out(now, size, left))
             warp.open_until = warp.open_until.with_(landing)

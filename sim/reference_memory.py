@@ -7,12 +7,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from .engine import CHIP_RATE, HBM_LATENCY, HBM_RATE, L2_LATENCY, Job
-from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, NEWER, OLDER, OWNER, PLANE, RESIDENT
+from .fast_lru import BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, L2_READ, L2_WRITE, NEWER, OLDER, OWNER, PLANE, RESIDENT, TO_ASK
 from .fast_lru import HBM_READ as READ
 from .fast_lru import HBM_WRITE as WRITTEN
 from .fast_share import MOST_TURNS, UNIT
 
-HBM_PORT = 2
+HBM_PORT, MILLION = 2, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ChipMemory:
         self.rides = [0] * job.sms  # up to which mark of HBM each SM's last tile is filled, by whomever
         self.held = self.l2.held
         self.owner = self.l2.tiles[:, OWNER].tolist()
-        self.filled = self.l2.tiles[:, FILLED].tolist()
+        self.filled, self.to_ask = self.l2.tiles[:, FILLED].tolist(), self.l2.tiles[:, TO_ASK].tolist()
         self.traffic = [[0] * 4 for _ in self.l2.tensors]
         self.tiles: OrderedDict[int, Tile] = OrderedDict()
         root = len(self.owner) - 1
@@ -121,10 +121,14 @@ class ChipMemory:
             i = int(self.l2.tiles[i, NEWER])
 
     def request(
-        self, tick: int, sm: int, size: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int], left: int
-    ) -> Landing:
-        """How a request at ``tick`` for ``size`` bytes of the tensor's ``block`` lands; ``used``: of the SM's ports, its own
-        port to L2 has served it at ``left``."""
+        self, tick: int, sm: int, size: int, whole: int, tensor: int, bundle: int, block: int, args: list[int], used: list[int],
+        left: int,
+    ) -> Landing:  # fmt: skip
+        """How a request at ``tick`` for ``size`` bytes of the tensor's ``block`` lands.
+
+        ``whole``: what its row asks for in all, where this is the row's last; ``used``: of the SM's ports, of which its own to L2
+        has served the request at ``left``.
+        """
         self.serve(tick)
         landing = Landing(left + int(self.latency[L2_LATENCY]), self.queue(CHIP_RATE, sm, size))
         if tensor < 0:
@@ -136,17 +140,39 @@ class ChipMemory:
             return landing
         i = row[BASE] + args[row[PLANE]] * row[BLOCKS] + block
         held = int(self.l2.sizes[row[FIRST_SIZE] + block])
-        moves = i not in self.tiles or (write and not self.tiles[i].dirty)
-        self.access(i, held, write)
-        if moves:
-            mark = self.queue(HBM_RATE, sm, held, self.rides[sm])
-            used[HBM_PORT] += held * self.rate[HBM_RATE][0] // self.rate[HBM_RATE][1]
-            if not write:
-                self.filled[i] = mark
         if write:
+            self.write(sm, i, held, used)
             return landing
-        self.rides[sm] = max(self.rides[sm], self.filled[i])
-        return landing.with_(Landing(hbm=self.filled[i]))
+        share = int(self.job.miss_ppm[tensor])
+        part = whole - (whole - size) * share // MILLION if whole else size * share // MILLION
+        return landing.with_(Landing(hbm=self.read(sm, i, held, part, used)))
+
+    def write(self, sm: int, i: int, held: int, used: list[int]) -> None:
+        """The first write to tile ``i`` takes all of it to HBM."""
+        clean = i not in self.tiles or not self.tiles[i].dirty
+        if i not in self.tiles:
+            self.to_ask[i] = 0
+        self.access(i, held, write=True)
+        if clean:
+            self.ask_hbm(sm, held, used)
+
+    def read(self, sm: int, i: int, held: int, part: int, used: list[int]) -> int:
+        """Ask HBM for a part of tile ``i``, as far as nobody has; the mark at which all that was asked for is there."""
+        if i not in self.tiles:
+            self.to_ask[i] = held
+        self.access(i, held, write=False)
+        asked = min(part, self.to_ask[i])
+        if asked:
+            self.to_ask[i] -= asked
+            self.filled[i] = max(self.filled[i], self.ask_hbm(sm, asked, used))
+        if asked < part:
+            self.rides[sm] = max(self.rides[sm], self.filled[i])
+        return self.filled[i]
+
+    def ask_hbm(self, sm: int, size: int, used: list[int]) -> int:
+        """The mark of a request at HBM, after what the SM rides with."""
+        used[HBM_PORT] += size * self.rate[HBM_RATE][0] // self.rate[HBM_RATE][1]
+        return self.queue(HBM_RATE, sm, size, self.rides[sm])
 
     def spill(self, tick: int, sm: int, size: int) -> None:
         """Registers written through: nothing waits for them but what is asked for later."""
@@ -191,7 +217,7 @@ class ChipMemory:
         root = len(rows) - 1
         order = [root, *self.tiles, root]
         for i, row in enumerate(rows[:-1]):
-            row[FILLED] = self.filled[i]
+            row[FILLED], row[TO_ASK] = self.filled[i], self.to_ask[i]
             row[OLDER] = row[NEWER] = root
             row[RESIDENT], row[DIRTY] = (self.tiles[i].size, int(self.tiles[i].dirty)) if i in self.tiles else (0, 0)
         for older, newer in zip(order, order[1:], strict=False):

@@ -23,7 +23,7 @@ from ..model.rows import BUNDLE, INDEX, JUMP, OPCODE, TENSOR, tabulated
 from .engine import LOOP_DEPTH, SharedL2
 from .fast_lru import (
     BASE, BLOCKS, DIRTY, FILLED, FIRST_SIZE, HBM_READ, HBM_WRITE, L2_READ, L2_WRITE, NEWER, OLDER, OWNER, PLANE, RESIDENT,
-    SHARERS, TILE_SIZE, access, touch, unlink,
+    SHARERS, TILE_SIZE, TO_ASK, access, touch, unlink,
 )  # fmt: skip
 from .fast_parts import control, jit, part
 # isort: on
@@ -308,7 +308,7 @@ class Residency:
     def leave(self, tiles: IntArray) -> None:
         """L2 as a run of the whole chip left it (``Run.l2``)."""
         self.tiles[:] = tiles
-        self.tiles[:, FILLED] = 0
+        self.tiles[:, [FILLED, TO_ASK]] = 0
         self.held[0] = self.tiles[:, RESIDENT].sum()
 
     def flush(self) -> Traffic:
