@@ -219,5 +219,6 @@ def chip_notes(
         share = "requests that do not coincide get more than an SM's share of L2 and HBM"
         notes.append(f"bursts: {100 * gained:.0f} % faster than SM scope, as {share}")
     if gained < -EVEN:
-        notes.append(f"phases: {-100 * gained:.0f} % slower than SM scope, as CTAs that wait for other SMs take other turns")
+        turns = "loads that other SMs hasten or delay let warps take other turns"
+        notes.append(f"phases: {-100 * gained:.0f} % slower than SM scope, as {turns}")
     return tuple(notes) or ("full waves: all SMs end together, and L2 serves what a replay in step expects",)

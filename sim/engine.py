@@ -9,9 +9,10 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
 * ISSUE asks for one bundle after the other. A bundle waits until its sub-partition's port and all pipes it uses are free;
   among waiting warps the first after the last one served goes next (round robin). It holds the port and each pipe for the
   sum of its instructions' costs; its warp goes on when the longest of those and of the warp's own issue gaps is over.
-  Bundles that move data also queue, first come first served, at the SM's shared-memory port or at L2 and HBM; their arrival
-  time is known then. Spilled registers queue at L2; nothing waits for them but what is asked for later. A bulk store joins its
-  warp's open group until STORE ticks after shared memory has been read, at STORE_RATE and as the SM's port to L2 takes it.
+  Bundles that move data also queue, first come first served, at the SM's shared-memory port or at L2 and, with ``miss_ppm`` of
+  their bytes, at HBM; their arrival time is known then. Spilled registers queue at L2; nothing waits for them but what is asked
+  for later. A bulk store joins its warp's open group until STORE ticks after shared memory has been read, at STORE_RATE and as
+  the SM's port to L2 takes it.
 * WAIT_SCOREBOARD, WAIT_GROUP, DEPEND resume the warp when what it waits for has arrived.
 * BARRIER and NAMED_ARRIVE count a warp in; the last of ``count`` releases those that wait, ``barrier`` ticks later.
 * MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
@@ -29,10 +30,11 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   the SM holds the stretches that its warps began last, as many as fit. One that it does not hold is fetched, first come, first
   served, from when the warp was given its last bundle (at most the longest bundle's fetch before it asks). Its instructions
   come one by one, and no warp's bundle is given before its own have come.
-* With a shared L2 each request also queues for the whole L2, and a read waits until its tile has been filled. The first request
-  for a tile that L2 does not hold fills all of it from HBM; the first that writes a tile queues there as well. L2 and HBM serve
-  all SMs that wait evenly, each SM's requests in order (:mod:`.fast_share`), so what other SMs ask for later puts off when loads
-  land: a warp that waits for one looks again when it would land if nobody else asked.
+* With a shared L2 each request also queues for the whole L2. Of a tile that L2 does not hold, a read asks HBM for ``miss_ppm`` of
+  its bytes and the last of its row for the rest of the row's, as far as nobody has; it waits until all is there that was asked
+  for. An SM that finds less to ask for rides along: it is served at HBM again when that is there. The first write to a tile
+  queues there as well. L2 and HBM serve all SMs that wait evenly, each SM's requests in order (:mod:`.fast_share`), so what
+  other SMs ask for later puts off when loads land: a warp that waits for one looks again when it would land if nobody else asked.
 * EXIT of a CTA's last warp frees its slot; the next tile of the SM's queue starts ``replace`` ticks later, its barriers
   empty. In a persistent Program each warp goes on by itself with the slot's next tile, and barriers keep their phases.
 
@@ -119,7 +121,7 @@ class Job:
     of each row of code that of ``Stretches.rows``; ``stretch_size``: of each stretch instructions and ticks at the fetch port,
     none where all of the code is at hand anyway; ``code_held``: how many instructions an SM holds; ``fetch_pace``: ticks from
     one to the next.
-    With ``l2`` all SMs share L2 and HBM, and ``miss_ppm`` is not used.
+    With ``l2`` all SMs share L2 and HBM, and ``miss_ppm`` is how much of what it reads one of those that read a tile asks for.
     """
 
     code: IntArray

@@ -5,8 +5,9 @@ SMs wait. A request is done when progress comes to its *mark*. Requests that com
 progress is there. So when a load lands is known for certain only afterwards, and before as when it would if nobody else asked.
 (Progress is the virtual time of A. Parekh and R. Gallager, "A generalized processor sharing approach to flow control", 1993.)
 
-An SM that asks for a tile which is on its way to L2 *rides* along: what it asks for next is served after that tile's mark, and up to
-there it is not among those that wait. Its ride lies in progress from the end of its own requests to that mark.
+An SM that reads what others have asked for already *rides* along: what it asks for next is served after their mark, and up to
+there it is not among those that wait. Its ride lies in progress from the end of its own requests to that mark. At any moment at
+least one SM waits: where a ride ends somebody's request does, before which that SM may ride in its turn, but to an earlier mark.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ L2, HBM = 0, 1
 UNIT_BITS, SM_BITS, KEPT_BITS = 16, 12, 15
 UNIT = 1 << UNIT_BITS
 #: Of a queue: the tick up to which it is known, its progress then, SMs that wait or ride, how often the number of those that wait
-#: has changed, how many ride, and how many ends of rides are to come.
+#: has changed, how many ride, and how many beginnings and ends of rides are to come.
 NOW, PROGRESS, THERE, CHANGES, RIDING, TURNS, QUEUE_SIZE = range(7)
 #: Changes that are kept: when, progress, and how many SMs wait from then on. A latency's worth is asked for.
 KEPT = 1 << KEPT_BITS
-#: Ends of rides that may be to come, for each SM; one more does not ride, but asks after its own requests.
+#: Beginnings and ends of rides that may be to come, for each SM there is; with more, a request follows the SM's own at once.
 MOST_TURNS = 32
 
 
@@ -77,7 +78,7 @@ def go_on(queue: Any, marks: Any, heap: Any, turns: Any, changes: Any, t: Any) -
 
 @part
 def ask(queue: Any, marks: Any, heap: Any, turns: Any, changes: Any, sm: int, cost: Any, ride: Any) -> Any:
-    """A request of ``cost`` from an SM at the tick up to which the queue is known, after its ``ride`` to a mark; returns its own."""
+    """A request of ``cost`` from an SM, at the tick up to which the queue is known, after a ``ride`` to a mark; its own mark."""
     idle = marks[sm] <= queue[PROGRESS]
     if idle:
         marks[sm] = queue[PROGRESS]

@@ -11,7 +11,7 @@ from ..model.program import Opcode, Program
 from ..model.rows import BUNDLE, OPCODE, STATEMENT, TENSOR
 from .dependence import Dependence, Loop
 from .engine import HBM_LATENCY, L2_LATENCY, MBARRIER, PATH, PRODUCT, RESULT, TICKS_PER_CYCLE, TMA, Job
-from .operations import MILLION, Operation, Pricing
+from .operations import Operation, Pricing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +133,6 @@ def _latency(program: Program, job: Job, before: Operation, crosses: bool) -> fl
         return woken + max(float(job.bundles[r[BUNDLE], RESULT]) / TICKS_PER_CYCLE for r in rows if job.bundles[r[BUNDLE], PATH])
     if before.kind == "transfer":
         tensors = [int(r[TENSOR]) for r in rows if r[TENSOR] >= 0]
-        missed = any(job.miss_ppm[t] > MILLION // 2 for t in tensors)
+        missed = any(job.miss_ppm[t] > 0 for t in tensors)
         return woken + float(latency[HBM_LATENCY] if missed else latency[L2_LATENCY]) + (float(latency[TMA]) if crosses else 0.0)
     return woken

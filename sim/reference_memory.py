@@ -32,8 +32,8 @@ class Share:
     """A queue that serves all SMs that wait evenly, and each SM's requests in order. Amounts are UNITs of a tick of service.
 
     ``progress``: what an SM has been served that never stopped asking; a request is done when it comes to its mark. ``asked``: of
-    each SM from which mark to which it waits, in order. ``rides``: from which mark to which an SM waits for a tile that another has
-    asked for, before it goes on to ask. ``changes``: (when, progress, SMs that wait from then on).
+    each SM from which mark to which it waits, in order. ``rides``: from which mark to which SMs wait for what others have asked
+    for, before they go on. ``changes``: (when, progress, SMs that wait from then on).
     """
 
     asked: list[list[tuple[int, int]]]
@@ -111,7 +111,8 @@ class ChipMemory:
         self.rides = [0] * job.sms  # up to which mark of HBM each SM's last tile is filled, by whomever
         self.held = self.l2.held
         self.owner = self.l2.tiles[:, OWNER].tolist()
-        self.filled, self.to_ask = self.l2.tiles[:, FILLED].tolist(), self.l2.tiles[:, TO_ASK].tolist()
+        self.filled: list[int] = self.l2.tiles[:, FILLED].tolist()
+        self.to_ask: list[int] = self.l2.tiles[:, TO_ASK].tolist()
         self.traffic = [[0] * 4 for _ in self.l2.tensors]
         self.tiles: OrderedDict[int, Tile] = OrderedDict()
         root = len(self.owner) - 1
