@@ -61,8 +61,7 @@ class _Machine:
                 self.homes.append(self.quarters[sm * SUB_PARTITIONS + lane % SUB_PARTITIONS])
                 self.homes[-1].members.append(warp)
         self.stalls = [[[0] * len(STALLS) for _ in range(self.per_cta)] for _ in range(job.sms)]
-        self.issued = [0] * len(job.bundles)
-        self.table = np.zeros((len(job.queue), 5), np.int64)  # Run.ctas
+        self.issued, self.table = [0] * len(job.bundles), np.zeros((len(job.queue), 5), np.int64)  # Run.issued, Run.ctas
         self.records: list[tuple[int, ...]] = []
         self.head, self.last, self.ended = 0, 0, 0
         self.after_copies = self.latency[TMA] + self.latency[MBARRIER]
