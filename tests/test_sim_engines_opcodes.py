@@ -195,7 +195,8 @@ def test_one_lane_of_a_warp_hears_later_that_a_phase_is_over_where_it_has_to_wai
 
 
 def test_shared_memory_takes_longer_beside_products_alone() -> None:
-    job = job_of(every_opcode(persistent=True), "h200", ppm=0)  # HBM, which all loads would wait for, hides the rest
+    job = job_of(every_opcode(persistent=True), "h200", ppm=1_000_000)
+    job = replace(job, rate=job.rate // [10, 1])  # loads land while products run, neither before nor long after
     slow = job.bundles.copy()
     slow[:, SMEM_BESIDE] *= 100
     assert both(replace(job, bundles=slow)).ticks > both(job).ticks
