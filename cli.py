@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .cli_options import as_json, problem_options
-from .model.named import nearest
+from .model.named import guess
 
 if TYPE_CHECKING:
     from .model.attention import Attention
@@ -91,8 +91,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             names = self.list_commands(ctx)
-            close = nearest(args[0], names)
-            raise Sentence(f"command {args[0]!r} is unknown; did you mean {close}? Known are {', '.join(names)}")
+            raise Sentence(f"command {args[0]!r} is unknown{guess(args[0], names)} Known are {', '.join(names)}")
         return super().resolve_command(ctx, args)
 
     def make_context(

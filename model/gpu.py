@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .named import nearest
+from .named import guess
 from .sourced import (
     KINDS as KINDS,
 )
@@ -311,7 +311,7 @@ class GPU(Section):
         """A copy with one number changed (``"pipe.ex2"``); it is of kind "assumed". Raises ChipError for unknown names."""
         known = dict(self.numbers())
         if name not in known:
-            raise ChipError(f"{self.name} has no number {name!r}; did you mean {nearest(name, known)}?")
+            raise ChipError(f"{self.name} has no number {name!r}{guess(name, known)}")
         section, field = name.split(".")
         section = "async_" if section == "async" else section
         table = getattr(self, section)
@@ -344,7 +344,7 @@ def load_gpu(name: str | Path) -> GPU:
             raise ChipError(f"chip file {name} {reason}; give a readable .toml file or one of {', '.join(GPUS)}") from None
         return parse_gpu(text, Path(name).name)
     raise ChipError(
-        f"gpu {name!r} is unknown; did you mean {nearest(name, GPUS)}? Known are {', '.join(GPUS)}, or a .toml file"
+        f"gpu {name!r} is unknown{guess(name, GPUS)} Known are {', '.join(GPUS)}, or a .toml file"
     )
 
 
@@ -367,7 +367,7 @@ def parse_gpu(text: bytes, file: str) -> GPU:
         if first["type"] == "missing":
             raise ChipError(f"{file}: {field} is missing; every field of the chip is needed") from None
         if first["type"] == "extra_forbidden":
-            raise ChipError(f"{file}: {field} is not a field of a chip; {_allowed(first['loc'])}") from None
+            raise ChipError(f"{file}: {field} is not a field of a chip{_allowed(first['loc'])}") from None
         if first["type"] == "model_type":
             got = type(first["input"]).__name__
             raise ChipError(f"{file}: {field} is of type {got}; it must be a table, its fields below a line [{field}]") from None
@@ -383,4 +383,4 @@ def _allowed(loc: tuple[int | str, ...]) -> str:
         name = "async_" if loc[0] == "async" else str(loc[0])
         annotation = GPU.model_fields[name].annotation
         model = next(each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
-    return f"did you mean {nearest(str(loc[-1]), model.model_fields)}?"
+    return guess(str(loc[-1]), model.model_fields)

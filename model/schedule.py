@@ -22,7 +22,7 @@ import numpy as np
 
 from .attention import Attention
 from .gpu import GPU
-from .named import Table, nearest
+from .named import Table, guess
 from .ops import OPS
 from .placement import Parts, Placement
 from .profiles import Usual
@@ -165,7 +165,7 @@ class Builder:
     ) -> None:
         """Add one tile operation; ``kind`` names a row of ``ops.OPS``."""
         if kind not in OPS:
-            raise ValueError(f"{self.name}: op {kind!r} is unknown; did you mean {nearest(kind, OPS)}? model/ops.py has all")
+            raise ValueError(f"{self.name}: op {kind!r} is unknown{guess(kind, OPS)} model/ops.py has all")
         writes = (writes,) if isinstance(writes, str) else writes
         reads = (reads,) if isinstance(reads, str) else reads
         attrs |= {"leader": True} if self.leading else {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .named import nearest
+from .named import guess
 from .schedule import Schedule
 
 MODULE = "flashsim_user_"
@@ -56,7 +56,7 @@ def with_fields(schedule: Schedule, values: Mapping[str, Any]) -> Schedule:
     known: list[str] = [field.name for field in fields(cls)] if is_dataclass(cls) else []
     for name in values:
         if name not in known:
-            close = f"; did you mean {nearest(name, known)}?" if known else ":"
+            close = guess(name, known) if known else ":"
             ending = f" Its fields are {', '.join(known)}" if known else " make its class a dataclass to give it fields"
             raise ValueError(f"{schedule.name} has no field {name!r}{close}{ending}")
     changed: Any = replace(schedule, **values) if values else schedule  # type: ignore[type-var]

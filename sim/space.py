@@ -19,7 +19,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from ..model.gpu import GPU
-from ..model.named import nearest
+from ..model.named import guess
 from ..model.schedule import Schedule
 from .predict import cap_mhz
 
@@ -184,9 +184,9 @@ def _known_name(name: str, known: dict[str, tuple[str, Any]], schedule: Schedule
     if f"gpu.{name}" in known:
         return f"gpu.{name}"
     own = [n for n in known if not n.startswith("gpu.")]
-    close = nearest(name, known if "." in name else own)
+    close = guess(name, known if "." in name else own)
     raise ValueError(
-        f"{name or 'a name'!r} cannot be varied; did you mean {close}? {schedule.name} varies {', '.join(own)}"
+        f"{name or 'a name'!r} cannot be varied{close} {schedule.name} varies {', '.join(own)}"
         " and the chip's numbers as gpu.section.number"
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..model.attention import Attention
 from ..model.gpu import GPU, ChipError, Costs, Sourced
 from ..model.instructions import INSTRUCTIONS
-from ..model.named import nearest
+from ..model.named import guess
 from ..model.schedule import Schedule, choices
 from .predict import simulate
 from .unit_words import words
@@ -100,7 +100,7 @@ def numbers_of(gpu: GPU, name: str) -> tuple[str, ...]:
         return found
     words = [*known, *INSTRUCTIONS, *ALIASES, *own]
     raise ValueError(
-        f"{gpu.name} has no unit, instruction or number {name!r}; did you mean {nearest(name, words)}?"
+        f"{gpu.name} has no unit, instruction or number {name!r}{guess(name, words)}"
         f" Units are {', '.join(known)}"
     )
 

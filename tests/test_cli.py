@@ -211,7 +211,9 @@ def test_a_validate_module_that_is_not_installed_is_named() -> None:
     ("args", "words"),
     [
         (["predict", "fa22", *SHAPE], "schedule 'fa22' is unknown; did you mean fa2?"),
-        (["predict", "fa2", *shape(gpu="h10")], "gpu 'h10' is unknown; did you mean h100?"),
+        (["predict", "fa2", *shape(gpu="h10")], "gpu 'h10' is unknown; did you mean h100 or h100-pcie?"),
+        (["predict", "fa2", *shape(gpu="a100")], "gpu 'a100' is unknown; did you mean a100-40gb or a100-80gb?"),
+        (["predict", "mykernel", *SHAPE], "schedule 'mykernel' is unknown. Known are standard, "),
         (["predict", "fa2", *shape(gpu="my.toml")], "chip file my.toml does not exist"),
         (["gpus", "h20"], "gpu 'h20' is unknown; did you mean h200?"),
         (["schedules", "standart"], "schedule 'standart' is unknown; did you mean standard?"),

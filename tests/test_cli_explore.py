@@ -72,7 +72,7 @@ def test_a_sweep_in_which_nothing_runs_says_so(tmp_path: Path) -> None:
     [
         (["--vary", "blok_q=64"], "'blok_q' cannot be varied; did you mean block_q? fa2 varies batch, heads"),
         (["--vary", "gpu.pipe.exp=4"], "'gpu.pipe.exp' cannot be varied; did you mean gpu.pipe.ex2?"),
-        (["--vary", "=4"], "'a name' cannot be varied; did you mean"),
+        (["--vary", "=4"], "'a name' cannot be varied. fa2 varies batch"),
         (["--vary", "block_q="], "--vary block_q got '', which has an empty value"),
         (["--vary", "block_q=64,,128"], "--vary block_q got '64,,128', which has an empty value"),
         (["--vary", "block_q=128:64"], "--vary block_q got '128:64', an empty range: its stop is below its start"),

@@ -305,9 +305,15 @@ def test_a_folder_for_a_file(tmp_path: Path) -> None:
         load_gpu(path)
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("h20", "h200"), ("a100-40", "a100-40gb"), ("h100pcie", "h100-pcie")])
-def test_an_unknown_chip_gets_the_nearest_name(name: str, nearest: str) -> None:
-    expected = f"gpu {name!r} is unknown; did you mean {nearest}? Known are {', '.join(GPUS)}, or a .toml file"
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("h20", "; did you mean h200?"), ("h100pcie", "; did you mean h100-pcie?"), ("foo", "."),
+        ("a100", "; did you mean a100-40gb or a100-80gb?"), ("H200", "; did you mean h200?"),
+    ],
+)  # fmt: skip
+def test_an_unknown_chip_gets_the_names_that_it_may_mean(name: str, close: str) -> None:
+    expected = f"gpu {name!r} is unknown{close} Known are {', '.join(GPUS)}, or a .toml file"
     with pytest.raises(ChipError, match=f"^{re.escape(expected)}$"):
         load_gpu(name)
 

@@ -253,7 +253,7 @@ def test_another_chip_unit_by_unit() -> None:
         (["--scale", "mufu=1e-320"], "h100: pipe.ex2 has the value"),
         (["--set-gpu", "pipe.exp=2"], "h100 has no number 'pipe.exp'; did you mean pipe.ex2?"),
         (["--take", "mufu"], "--take needs the chip to take it from: give --from CHIP"),
-        (["--from", "h10"], "gpu 'h10' is unknown; did you mean h100?"),
+        (["--from", "h10"], "gpu 'h10' is unknown; did you mean h100 or h100-pcie?"),
         (["--from", "h100"], "h100 and h100 have the same numbers in every unit"),
         (["--from", "h200", "--take", "tmem"], "h100 has no unit, instruction or number 'tmem'"),
         (["--jobs", "0"], "jobs is 0; it must be a whole number of at least 1"),

@@ -116,7 +116,7 @@ def test_gpu_stands_in_for_the_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"gpu": "h300"}, "gpu 'h300' is unknown; did you mean h200?"),
+        ({"gpu": "h300"}, "gpu 'h300' is unknown; did you mean h100, h200 or b300?"),
         ({"gpu": "no.toml"}, "chip file no.toml does not exist"),
         ({"kernel": "fa22"}, "schedule 'fa22' is unknown; did you mean fa2?"),
         ({"kernel": ""}, "kernel is missing"),
@@ -137,8 +137,8 @@ def test_gpu_stands_in_for_the_column(tmp_path: Path) -> None:
         ({"cycles": "1e999"}, "cycles is '1e999'; it must be a number above zero"),
         ({"clock_mhz": "5"}, "clock is 5.0; give MHz between 100 and 10000, boost or power"),
         ({"variant": "9.13"}, "variant '9.13' names no switch; write field=value;field=value or one of no_intra_overlap"),
-        ({"variant": "no_intra_overlap"}, "fa2 has no field 'intra_overlap'; did you mean"),
-        ({"variant": "stages=2"}, "fa2 has no field 'stages'; did you mean"),
+        ({"variant": "no_intra_overlap"}, "fa2 has no field 'intra_overlap'. Its fields are block_q"),
+        ({"variant": "stages=2"}, "fa2 has no field 'stages'. Its fields are block_q"),
         ({"variant": "block_q=wide"}, "variant sets block_q to 'wide'; it takes int or none"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..named import nearest
+from ..named import guess
 from ..schedule import Schedule
 from .cudnn import CuDNN
 from .fa1 import FA1
@@ -24,14 +24,12 @@ SCHEDULES: dict[str, type[Any]] = {
 def get_schedule(name: str, **fields: Any) -> Schedule:
     """The schedule of that name with ``fields`` set. Raises ValueError with the nearest known name or field."""
     if name not in SCHEDULES:
-        close = nearest(name, SCHEDULES)
-        raise ValueError(f"schedule {name!r} is unknown; did you mean {close}? Known are {', '.join(SCHEDULES)}")
+        raise ValueError(f"schedule {name!r} is unknown{guess(name, SCHEDULES)} Known are {', '.join(SCHEDULES)}")
     cls = SCHEDULES[name]
     for field in fields:
         if field not in cls.__dataclass_fields__:
-            close = nearest(field, cls.__dataclass_fields__)
-            known = ", ".join(cls.__dataclass_fields__)
-            raise ValueError(f"{name} has no field {field!r}; did you mean {close}? Its fields are {known}")
+            known = cls.__dataclass_fields__
+            raise ValueError(f"{name} has no field {field!r}{guess(field, known)} Its fields are {', '.join(known)}")
     schedule = cls(**fields)
     assert isinstance(schedule, Schedule)
     return schedule
