@@ -61,7 +61,10 @@ def _smem(n: float) -> str:
 
 
 def brief(limiter: str) -> str:
-    """A limiter for a table's cell: the unit and its share, or what warps wait for."""
+    """A limiter for a table's cell: the unit and its share, or what warps wait for; before it that SMs have unequal work."""
+    if limiter.startswith("imbalance"):
+        unit = limiter.partition("; there ")[2].replace(" is ", ", ")
+        return f"imbalance, {brief(unit or limiter.replace('imbalance', 'latency', 1))}"
     if limiter.startswith("latency"):
         return f"waits: {limiter.partition('wait most for ')[2]}"
     idle = re.match(r"parallelism: (\d+ of \d+ SMs)", limiter)
@@ -252,6 +255,7 @@ def _launch_dict(launch: Launch) -> dict[str, Any]:
         "name": launch.program.name, "cycles": launch.cycles, "clock_mhz": launch.clock.mhz,
         "watts": launch.clock.watts,
         "ctas": len(launch.program.tiles), "waves": launch.dispatch.waves, "idle_sms": launch.dispatch.idle_sms,
+        "load_of_last_sm": launch.dispatch.load,
         "warps_per_cta": launch.program.warps, "registers_per_thread": launch.program.registers,
         "smem_bytes_per_cta": launch.program.smem_bytes, "occupancy": asdict(launch.occupancy),
         "counts_from": launch.program.profile,

@@ -33,7 +33,7 @@ STEPS_PCT = (2, 10, 30, 100)  # up to where a cell of a heat map has which shade
 def exploration(sweep: Sweep, found: Mapping[str, Any], *, top: int) -> None:
     """The tables of ``explore``; ``found`` is :func:`flashsim.sim.findings.report`'s."""
     from .sim.findings import heat_map, ranked, two_axes
-    from .sim.predict import HOST_BOUND
+    from .sim.limiter import HOST_BOUND
 
     console = _console()
     rows: Sequence[Row] = found["rows"]

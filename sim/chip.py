@@ -89,12 +89,14 @@ def bundle_counts(program: Program) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """Tiles of every SM in the order it gets them, and the SM expected to end last. ``waves``: tiles over CTA slots."""
+    """Tiles of every SM in the order it gets them, and the SM expected to end last. ``waves``: tiles over CTA slots; ``load``:
+    work of the SM that ends last over the mean SM's."""
 
     queues: tuple[IntArray, ...]
     critical: int
     waves: float
     idle_sms: int
+    load: float
 
     @property
     def queue(self) -> IntArray:
@@ -169,12 +171,7 @@ def strided(work: IntArray, *, sms: int) -> Dispatch:
     """Persistent CTAs, one an SM, that go from tile to tile with a stride of all of them."""
     numbers = np.arange(len(work))
     queues = tuple(numbers[sm::sms] for sm in range(sms))
-    return Dispatch(
-        queues=queues,
-        critical=int(np.argmax([work[q].sum() for q in queues])),
-        waves=len(work) / sms,
-        idle_sms=sum(not len(q) for q in queues),
-    )
+    return _order(work, queues, critical=int(np.argmax([work[q].sum() for q in queues])), slots=1)
 
 
 def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
@@ -186,7 +183,17 @@ def dispatch(work: IntArray, *, sms: int, slots: int, alone: float) -> Dispatch:
     order = np.argsort(sm_of, kind="stable")
     ends = np.searchsorted(sm_of[order], np.arange(sms), side="right").tolist()
     queues = tuple(order[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
-    return Dispatch(queues=queues, critical=int(critical), waves=n / (sms * slots), idle_sms=sum(not len(q) for q in queues))
+    return _order(work, queues, critical=int(critical), slots=slots)
+
+
+def _order(work: IntArray, queues: tuple[IntArray, ...], *, critical: int, slots: int) -> Dispatch:
+    return Dispatch(
+        queues=queues,
+        critical=critical,
+        waves=len(work) / (len(queues) * slots),
+        idle_sms=sum(not len(q) for q in queues),
+        load=float(work[queues[critical]].sum() * len(queues) / max(1, work.sum())),
+    )
 
 
 #: Where chip scope says nothing: SMs that end within this share of the launch, HBM reads within this factor of another count.

@@ -22,6 +22,7 @@ from .chip import Dispatch, Issued, chip_notes, dispatch, issued_bundles, stride
 from .clock import Clock, sustained
 from .engine import GAP, PORT, STALLS, TICKS_PER_CYCLE, Engine, Job, Run
 from .fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
+from .limiter import HOST_BOUND, limiter
 from .pricing import at_clock, bundle_table, make_job
 from .residency import Residency, Traffic
 
@@ -299,7 +300,6 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
     units = {name: bound / cycles for name, bound in bounds.items()}
     summary = {"max_of_units": max(bounds.values()), "sum_of_units": sum(v for k, v in bounds.items() if k != "port"), **bounds}
     summary |= max(launches, key=lambda x: x.cycles).interval
-    idle = launches[0].dispatch.idle_sms
     peak = peak_flops(gpu, mhz)
     return Result(
         schedule=schedule.name,
@@ -318,7 +318,7 @@ def _result(schedule: Schedule, gpu: GPU, attention: Attention, launches: tuple[
         bytes=bytes_,
         instructions=instructions,
         bounds=summary,
-        limiter=HOST_BOUND if host_bound else limiter(units, stalls, launches, gpu, idle),
+        limiter=HOST_BOUND if host_bound else limiter(units, stalls, launches, gpu),
         provenance=provenance(gpu),
         host_bound=host_bound,
         scope=how.scope,
@@ -344,56 +344,6 @@ def _working(program: Program) -> list[int]:
 def peak_flops(gpu: GPU, mhz: float) -> float:
     """Dense 16-bit tensor peak of the datasheet, scaled from its clock to ``mhz``."""
     return float(gpu.sm.count * gpu.sm.tensor_flop_per_clk * mhz * 1e6)
-
-
-HOST_BOUND = "the host's launch path"
-UNIT_WORDS = {
-    "fma": "the FMA pipe",
-    "alu": "the ALU pipe",
-    "mufu": "the MUFU (exponentials)",
-    "tensor": "the tensor cores",
-    "lsu": "the load/store pipe",
-    "tmem": "tensor memory's ports",
-    "port": "the issue port (mma.sync beside softmax)",
-    "smem": "the shared-memory port",
-    "l2": "L2 bandwidth",
-    "hbm": "HBM bandwidth",
-}
-TOGETHER = 0.8  #: two units of which the less busy one has so much of the other's load bind together
-WAIT_WORDS = {
-    "barrier": "CTA barriers",
-    "scoreboard": "loads in flight",
-    "cp_async": "asynchronous copies (cp.async; O's bulk store)",
-    "latency": "dependent results",
-    "mbarrier": "mbarriers",
-    "product": "their own products",
-    "smem": "the shared-memory port",
-    "launch": "CTA launch",
-    "fetch": "instruction fetch",
-}
-
-
-def limiter(units: dict[str, float], stalls: dict[str, float], launches: tuple[Launch, ...], gpu: GPU, idle: int) -> str:
-    """What binds, in words: idle SMs, a unit that is nearly always busy, or the waits that leave the busiest unit idle."""
-    sms = int(gpu.sm.count)
-    main = max(launches, key=lambda x: x.cycles)
-    if idle >= max(2, sms // 20):
-        return f"parallelism: {idle} of {sms} SMs have no CTA ({len(main.program.tiles)} CTAs in the grid)"
-    unit = max(units, key=lambda name: units[name])
-    spread = len(main.program.tiles) / sms / max(1, len(main.dispatch.queue))
-    if units[unit] >= 0.8:
-        return f"{UNIT_WORDS[unit]}, {100 * units[unit]:.0f} % busy"
-    if spread < 0.85 and units[unit] / spread >= 0.8:
-        return (
-            f"{UNIT_WORDS[unit]}, {100 * units[unit]:.0f} % busy; the last wave leaves SMs idle ({main.dispatch.waves:.2f} waves)"
-        )
-    second = max((name for name in units if name != unit), key=lambda name: units[name])
-    if units[second] >= TOGETHER * units[unit] and {unit, second} == {"tensor", "mufu"}:
-        shares = f"{100 * units[unit]:.0f} and {100 * units[second]:.0f} %"
-        return f"{UNIT_WORDS[unit]} and {UNIT_WORDS[second]} together, {shares} busy"
-    words = UNIT_WORDS | WAIT_WORDS
-    wait = words[max(stalls, key=lambda name: stalls[name] if name in words else 0.0)].partition(" (")[0]
-    return f"latency: busiest is {UNIT_WORDS[unit]}, {100 * units[unit]:.0f} %; warps wait most for {wait}"
 
 
 def provenance(gpu: GPU) -> dict[str, int]:

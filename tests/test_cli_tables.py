@@ -10,6 +10,7 @@ import pytest
 from command_line import run, sentence
 
 import flashsim.cli as cli
+from flashsim.render import brief
 
 
 def as_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
@@ -49,6 +50,22 @@ def test_lineage_prints_its_rows_speed_ups_and_limiters(columns: int, monkeypatc
     assert "build=2024-07;" in shown.stdout
     assert "mean of 100 launches" in " ".join(shown.stdout.split())
     assert json.loads(run("lineage", "--json").stdout) == json.loads(json.dumps(LINEAGE))
+
+
+UNEVEN = "imbalance: 20 of 108 SMs have 3 CTAs, the others 2 (1.09 waves)"
+
+
+@pytest.mark.parametrize(
+    ("limiter", "words"),
+    [
+        (f"{UNEVEN}; there the issue port is 85 % busy", "imbalance, issue port 85 %"),
+        (f"{UNEVEN}; busiest there is HBM bandwidth, 60 %; warps wait most for CTA barriers", "imbalance, waits: CTA barriers"),
+        ("latency: busiest is L2 bandwidth, 60 %; warps wait most for CTA barriers", "waits: CTA barriers"),
+        ("the tensor cores, 85 % busy", "tensor cores 85 %"),
+    ],
+)  # fmt: skip
+def test_a_limiter_in_a_cell(limiter: str, words: str) -> None:
+    assert brief(limiter) == words
 
 
 SIDE = {"cycles": 5_386_122.0, "limiter": "latency: busiest is the tensor cores, 71 %; warps wait most for CTA barriers"}

@@ -14,7 +14,8 @@ from flashsim.model.ops import OPS
 from flashsim.model.rows import EXTRA_INSTRUCTION
 from flashsim.model.schedule import Schedule
 from flashsim.model.schedules import SCHEDULES, get_schedule
-from flashsim.sim.predict import ENGINES, UNIT_WORDS
+from flashsim.sim.limiter import UNIT_WORDS
+from flashsim.sim.predict import ENGINES
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("model", "sim", "validate")

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import PAIRS, chip_for
 
@@ -15,7 +15,8 @@ from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import SCHEDULES, get_schedule
 from flashsim.sim.chip import Dispatch, bundle_counts, dispatch, tile_work
 from flashsim.sim.engine import PORT
-from flashsim.sim.predict import UNIT_WORDS, WAIT_WORDS, simulate
+from flashsim.sim.limiter import UNIT_WORDS, WAIT_WORDS, busy_there
+from flashsim.sim.predict import simulate
 from flashsim.sim.pricing import bundle_table
 
 ALL_SCHEDULES = list(SCHEDULES)
@@ -25,6 +26,7 @@ def equal(n: int, *, sms: int, slots: int, alone: float = 1.0) -> Dispatch:
     return dispatch(np.full(n, 1000), sms=sms, slots=slots, alone=alone)
 
 
+@settings(deadline=None)  # the first example loads compiled code
 @given(
     work=st.lists(st.integers(1, 10_000), min_size=1, max_size=120),
     sms=st.integers(1, 12),
@@ -127,6 +129,32 @@ def test_fa1_with_enough_heads_is_not_limited_by_parallelism() -> None:
     result = simulate(get_schedule("fa1"), load_gpu("a100-40gb"), a, clock="boost")
     assert result.launches[0].dispatch.idle_sms == 0
     assert not result.limiter.startswith("parallelism")
+
+
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [
+        (108, "latency: busiest is "),
+        (128, "latency: 20 of 108 SMs have 2 CTAs, the others 1 (0.59 waves); busiest there is the issue port"),
+        (230, "imbalance: 14 of 108 SMs have 3 CTAs, the others 2 (1.06 waves); busiest there is "),
+    ],
+)
+def test_the_limiter_is_of_the_sm_that_ends_last(heads: int, words: str) -> None:
+    """FA1 on an A100, two CTAs an SM: HBM is half busy while each CTA waits for its own loads, whoever is beside it."""
+    result = simulate(get_schedule("fa1"), load_gpu("a100-40gb"), Attention(batch=1, heads_q=heads, seqlen_q=1024, head_dim=64))
+    assert result.limiter.startswith(words)
+    assert result.limiter.endswith("warps wait most for loads in flight")
+
+
+def test_busy_units_of_the_sm_that_ends_last() -> None:
+    """280 CTAs of equal work on 132 SMs that hold two: the SMs that run a third are the last to end."""
+    problem = Attention(batch=1, heads_q=35, seqlen_q=1024, head_dim=128)
+    (launch,) = simulate(get_schedule("fa2"), load_gpu("h200"), problem).launches
+    order, there = launch.dispatch, busy_there(launch, 132)
+    assert order.load == pytest.approx(len(order.queue) * 132 / 280, rel=1e-3)
+    assert there["port"] == pytest.approx(launch.bounds["port"] / launch.cycles * order.load)
+    held = min(len(order.queue), 2) / sum(min(len(queue), 2) for queue in order.queues)  # the SM's share of HBM
+    assert there["hbm"] == pytest.approx(launch.bounds["hbm"] * order.load / 132 / held / launch.cycles)
 
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)

@@ -17,9 +17,10 @@ from ..model.instructions import INSTRUCTIONS
 from ..model.schedules import SCHEDULES
 from ..sim.fast_lru import HBM_READ, HBM_WRITE, L2_READ, L2_WRITE
 from ..sim.held import held
+from ..sim.limiter import UNIT_WORDS, WAIT_WORDS
 from ..sim.picture import FAMILIES, UNIT_LABELS, picture
 from ..sim.plot import ink_on
-from ..sim.predict import UNIT_WORDS, WAIT_WORDS, Launch, Result
+from ..sim.predict import Launch, Result
 from ..sim.residency import LOCAL
 from ..sim.unit_words import counted
 from .page import bar, cards, falling, made, numbers, page, percent, row, size, table

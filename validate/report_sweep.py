@@ -16,7 +16,7 @@ from typing import Any
 from ..model.gpu import GPU, load_gpu
 from ..sim.explore import Row, column, loss, numbers_digest
 from ..sim.findings import heat_map, ranked, report, two_axes
-from ..sim.predict import HOST_BOUND
+from ..sim.limiter import HOST_BOUND
 from ..sim.space import word
 from ..sim.sweep_file import Record
 from .page import bar, cards, filters, made, numbers, page, percent, smem, table
