@@ -9,7 +9,7 @@ from ..model.lowering_async import expected_bytes
 from .hazard_clocks import At, Mbarrier, joined
 from .hazard_ops import MMA, WARP
 from .hazard_script import reaches
-from .hazard_words import byte_sentence
+from .hazard_words import byte_sentence, too_many
 
 if TYPE_CHECKING:
     from .hazard_machine import Machine
@@ -56,7 +56,7 @@ def _arrivals(machine: Machine, at: At, count: int, size: int) -> None:
         if left > b.pending > 0 and left > count:
             machine.report(
                 "arrival count", f"phase {b.completed} of {b.label} is complete with {b.count} arrivals while {warp.who} still"
-                f" makes {left - b.pending} of the same op: its count is too small, or someone arrives too often", at, barrier=b,
+                f" makes {left - b.pending} of the same op: {too_many(b, at)}", at, barrier=b,
             )  # fmt: skip
         b.due += size * warp.weight
         while left > 0 and b.pending > 0:
@@ -68,7 +68,7 @@ def _arrivals(machine: Machine, at: At, count: int, size: int) -> None:
             if b.pending == 0 and b.due == 0:
                 _complete(machine, b)
         if left > 0:
-            sentence = f"{left} arrivals too many at {b.label} in phase {b.completed}, which waits for bytes"
+            sentence = f"{left} arrivals too many at {b.label} in phase {b.completed}, which waits for bytes: {too_many(b, at)}"
             machine.report("arrival count", sentence, at, barrier=b)
 
 

@@ -138,8 +138,16 @@ def _why(cell: Cell, earlier: Record, record: Record, barrier: Barrier | None, p
     if earlier.agent == BULK:
         return "nothing waits until its TMA store has read shared memory"
     queue = {MMA: "a product in flight, ", CP_ASYNC: "a cp.async in flight, "}.get(earlier.agent, "")
-    ending = f"; {barrier.label} phase {phase} would" if barrier is not None else ""
+    ending = f"; {barrier.label} phase {phase} would order them" if barrier is not None else ""
     return f"{queue}and nothing orders the two{ending}" if queue else f"nothing orders the two{ending}"
+
+
+def too_many(b: Mbarrier, at: At) -> str:
+    """Why a phase may get more arrivals than it counts; a warp whose op has come to the same phase before stood still."""
+    come = [(other.warp, id(other.statement)) for other, _ in b.arrivals] + [(at.warp, id(at.statement))]
+    again = next((warp.who for i, (warp, op) in enumerate(come) if (warp, op) in come[:i]), "")
+    still = f", or {again} lacks an advance of ring {at.statement.attrs['ring']} between two of its arrivals" if again else ""
+    return f"its count is too small, or someone arrives too often{still}"
 
 
 def byte_sentence(b: Mbarrier, turn: int, size: int) -> str:
