@@ -252,11 +252,14 @@ def _validate(module: str) -> Any:
 def _problem(options: dict[str, Any]) -> tuple[GPU, Attention]:
     from .model.attention import Attention
     from .model.gpu import load_gpu
+    from .model.sourced import TOLD
 
     gpu = load_gpu(options["gpu"])
     for text in options["gpu_sets"]:
         number, raw = _pair("--set-gpu", text)
         gpu = gpu.replace_number(number, _number("--set-gpu", number, raw))
+        if number in TOLD:
+            click.echo(f"note: {number} enters no prediction: {TOLD[number]}", err=True)
     _bounded({name: options[name] for name in SIZES})
     attention = Attention(
         batch=options["batch"], heads_q=options["heads"], seqlen_q=options["seqlen"], head_dim=options["head_dim"],

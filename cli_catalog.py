@@ -12,13 +12,19 @@ from .cli_options import SET
 
 @click.command()
 @click.argument("name", required=False)
-def gpus(name: str | None) -> None:
+@click.option("--toml", is_flag=True, help="The chip's file, to start one of your own from.")
+def gpus(name: str | None, toml: bool) -> None:
     """List the chips, or every number of one (its name, or a chip's .toml file) with its unit, kind and source."""
     from . import render
-    from .model.gpu import GPUS, load_gpu
+    from .model.gpu import GPUS, chip_text, load_gpu
 
+    if name is None and toml:
+        raise ValueError("--toml is of one chip: name it, as in flashsim gpus h200 --toml")
     if name is None:
         render.gpu_list([load_gpu(each) for each in GPUS])
+    elif toml:
+        load_gpu(name)
+        click.echo(render.chip_file(chip_text(name).decode()), nl=False)
     else:
         render.gpu_numbers(load_gpu(name))
 

@@ -15,6 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from .model.sourced import TOLD
+
 if TYPE_CHECKING:
     from .model.attention import Attention
     from .model.gpu import GPU
@@ -99,7 +101,20 @@ def gpu_numbers(gpu: GPU) -> None:
         each.no_wrap = True
     for name, number in gpu.numbers():
         table.add_row(name, f"{float(number):.12g}", number.unit, number.kind, escape(number.source))
-    _console().print(table)
+    console, known = _console(), dict(gpu.numbers())
+    console.print(table)
+    told = ", ".join(f"{name} ({instead})" for name, instead in TOLD.items() if name in known)
+    console.print(escape(f"These enter no prediction: {told}"))
+
+
+def chip_file(text: str) -> str:
+    """A chip's TOML with a comment at what enters no prediction; none is added twice."""
+    section, lines = "", []
+    for line in text.splitlines():
+        section = line.strip().strip("[]") if line.startswith("[") else section
+        instead = TOLD.get(f"{section}.{line.partition(' =')[0]}")
+        lines.append(f"{line}  # enters no prediction: {instead}" if instead and "# enters no" not in line else line)
+    return "\n".join([*lines, ""])
 
 
 def schedule_list(schedules: Mapping[str, type[Any]]) -> None:

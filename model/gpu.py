@@ -21,6 +21,7 @@ from .sourced import (
     KINDS as KINDS,
 )
 from .sourced import (
+    PARTS,
     Bytes,
     BytesPerClk,
     BytesPerS,
@@ -40,8 +41,6 @@ from .sourced import Sourced as Sourced
 
 GPUS = ("a100-40gb", "a100-80gb", "h100", "h100-pcie", "h200", "b200", "gb200", "b300", "gb300")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103")
-
-
 class ChipError(ValueError):
     """A chip file that cannot be used; the message names file, field, what was found and what is allowed."""
 
@@ -334,15 +333,19 @@ def _message(error: ValidationError) -> str:
 def load_gpu(name: str | Path) -> GPU:
     """The chip of that name, or of that TOML file. Raises ChipError with what is known or what is wrong in the file."""
     name = str(name)
+    return _shipped(name) if name in GPUS else parse_gpu(chip_text(name), Path(name).name)
+
+
+def chip_text(name: str) -> bytes:
+    """The file of the chip of that name, or that TOML file. Raises ChipError where there is none."""
     if name in GPUS:
-        return _shipped(name)
+        return (resources.files(__package__) / "gpus" / f"{name}.toml").read_bytes()
     if name.lower().endswith(".toml"):
         try:
-            text = Path(name).read_bytes()
+            return Path(name).read_bytes()
         except OSError as error:
             reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             raise ChipError(f"chip file {name} {reason}; give a readable .toml file or one of {', '.join(GPUS)}") from None
-        return parse_gpu(text, Path(name).name)
     raise ChipError(
         f"gpu {name!r} is unknown{guess(name, GPUS)} Known are {', '.join(GPUS)}, or a .toml file"
     )
@@ -350,7 +353,7 @@ def load_gpu(name: str | Path) -> GPU:
 
 @cache
 def _shipped(name: str) -> GPU:
-    return parse_gpu((resources.files(__package__) / "gpus" / f"{name}.toml").read_bytes(), f"{name}.toml")
+    return parse_gpu(chip_text(name), f"{name}.toml")
 
 
 def parse_gpu(text: bytes, file: str) -> GPU:
@@ -365,7 +368,7 @@ def parse_gpu(text: bytes, file: str) -> GPU:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
-            raise ChipError(f"{file}: {field} is missing; every field of the chip is needed") from None
+            raise ChipError(f"{file}: {field} is missing; every field is needed: flashsim gpus h200 --toml has all") from None
         if first["type"] == "extra_forbidden":
             raise ChipError(f"{file}: {field} is not a field of a chip{_allowed(first['loc'])}") from None
         if first["type"] == "model_type":
@@ -374,6 +377,10 @@ def parse_gpu(text: bytes, file: str) -> GPU:
         raise ChipError(f"{file}: {field} {_message(error)}") from None
     if gpu.architecture not in ARCHITECTURES:
         raise ChipError(f"{file}: architecture is {gpu.architecture!r}; it must be one of {', '.join(ARCHITECTURES)}")
+    numbers = dict(gpu.numbers())
+    for part, whole in PARTS.items():
+        if numbers[part] > numbers[whole]:
+            raise ChipError(f"{file}: {part} is {numbers[part]:g}; it must be at most {whole}, which is {numbers[whole]:g}")
     return gpu
 
 

@@ -17,6 +17,19 @@ LIMITS = {
     "bytes/clk": (1e-3, 1e12), "bytes/s": (1e3, 1e18), "W": (1e-3, 1e6), "pJ": (0, 1e6), "ratio": (1e-3, 1e3),
 }  # fmt: skip
 
+#: What cannot be more than what it is a part of.
+PARTS = {
+    **{f"hbm.{rate}_bytes_per_s": "hbm.peak_bytes_per_s" for rate in ("read", "write", "copy")},
+    "l2.resident_bytes": "l2.size_bytes",
+}
+#: Numbers that are told and enter no prediction, and which do in their place.
+TOLD = {
+    "hbm.peak_bytes_per_s": "read_, write_ and copy_bytes_per_s do", "hbm.size_bytes": "no problem is held against it",
+    "l2.size_bytes": "resident_bytes does", "launch.cta_dispatch_ns": "second_cta_cycles and cta_replace_cycles do",
+    "async.tma_issue_cycles": "port.control does", "tcgen05.latency_a_tmem_cycles": "latency_cycles does",
+    "tcgen05.pair_latency_a_tmem_cycles": "pair_latency_cycles does",
+}  # fmt: skip
+
 
 class Sourced(float):
     """A number with its unit, its kind (datasheet, measured, derived, assumed) and its source."""

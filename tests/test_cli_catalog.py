@@ -8,6 +8,7 @@ import pytest
 from command_line import run, sentence
 
 import flashsim.cli as cli
+from flashsim.model.gpu import load_gpu
 
 MINE = Path(cli.__file__).parent / "model" / "examples" / "single_consumer.py"
 BARE = "from flashsim.model.schedules import get_schedule\nclass Mine:\n    name = 'mine'\n    def lower(self, gpu, attention):\n"
@@ -33,6 +34,26 @@ def test_switches_and_the_problem_show_in_fields_and_program() -> None:
     plain, off = (run("schedules", "fa3", "--set", f"pingpong={value}").stdout for value in ("true", "false"))
     assert "named_sync" in plain
     assert plain.count("named_sync") > off.count("named_sync")
+
+
+def test_a_chips_file_starts_one_of_your_own(tmp_path: Path) -> None:
+    done = run("gpus", "h200", "--toml")
+    assert done.exit_code == 0, done.output
+    (peak,) = [line for line in done.stdout.splitlines() if line.startswith("peak_bytes_per_s")]
+    assert peak.endswith("# enters no prediction: read_, write_ and copy_bytes_per_s do")
+    path = tmp_path / "mine.toml"
+    path.write_text(done.stdout.replace('name = "h200"', 'name = "mine"'))
+    assert list(load_gpu(path).numbers()) == list(load_gpu("h200").numbers())
+    assert run("gpus", str(path), "--toml").stdout == path.read_text()
+    assert "--toml is of one chip: name it" in sentence("gpus", "--toml")
+
+
+def test_what_enters_no_prediction_is_said() -> None:
+    shown = " ".join(run("gpus", "h200").stdout.split())
+    assert "These enter no prediction: hbm.peak_bytes_per_s (read_, write_ and copy_bytes_per_s do), hbm.size_bytes" in shown
+    shape = ("--gpu", "h200", "--batch", "1", "--heads", "8", "--seqlen", "512", "--head-dim", "64")
+    done = run("predict", "fa2", *shape, "--set-gpu", "hbm.peak_bytes_per_s=6e12")
+    assert "note: hbm.peak_bytes_per_s enters no prediction: read_, write_ and copy_bytes_per_s do" in done.stderr
 
 
 def test_a_file_without_fields_says_so(tmp_path: Path) -> None:

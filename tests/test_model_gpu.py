@@ -32,6 +32,7 @@ def text_of(name: str) -> str:
 
 
 H200 = text_of("h200")
+ALL = "every field is needed: flashsim gpus h200 --toml has all"
 
 
 def edited(old: str, new: str) -> bytes:
@@ -190,12 +191,12 @@ def test_twins_differ_only_where_they_should() -> None:
 
 
 def test_a_missing_field() -> None:
-    assert refusal(with_field("sm", "count", "")) == "mine.toml: sm.count is missing; every field of the chip is needed"
+    assert refusal(with_field("sm", "count", "")) == f"mine.toml: sm.count is missing; {ALL}"
 
 
 def test_a_missing_section() -> None:
     text = H200.split("[power]")[0].encode()
-    assert refusal(text) == "mine.toml: power is missing; every field of the chip is needed"
+    assert refusal(text) == f"mine.toml: power is missing; {ALL}"
 
 
 def test_an_unknown_field() -> None:
@@ -287,7 +288,7 @@ def test_broken_toml(text: bytes) -> None:
 
 
 def test_an_empty_file() -> None:
-    assert refusal(b"") == "mine.toml: name is missing; every field of the chip is needed"
+    assert refusal(b"") == f"mine.toml: name is missing; {ALL}"
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -295,6 +296,15 @@ def test_a_missing_file(tmp_path: Path) -> None:
     expected = f"chip file {path} does not exist; give a readable .toml file or one of {', '.join(GPUS)}"
     with pytest.raises(ChipError, match=f"^{re.escape(expected)}$"):
         load_gpu(path)
+
+
+def test_no_part_is_larger_than_the_whole() -> None:
+    line = 'read_bytes_per_s = { value = 36e12, unit = "bytes/s", kind = "assumed", source = "a slip" }'
+    expected = "mine.toml: hbm.read_bytes_per_s is 3.6e+13; it must be at most hbm.peak_bytes_per_s, which is 4.8e+12"
+    assert refusal(with_field("hbm", "read_bytes_per_s", line)) == expected
+    line = 'resident_bytes = { value = 1e9, unit = "bytes", kind = "assumed", source = "a slip" }'
+    expected = "mine.toml: l2.resident_bytes is 1e+09; it must be at most l2.size_bytes, which is 6.29146e+07"
+    assert refusal(with_field("l2", "resident_bytes", line)) == expected
 
 
 def test_a_folder_for_a_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from flashsim.model.gpu import GPUS, load_gpu
 from flashsim.model.instructions import INSTRUCTIONS
 from flashsim.model.schedule import choices, lowered
 from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.model.sourced import TOLD
 from flashsim.sim.unit_words import NUMBERS, UNITS, words
 from flashsim.sim.whatif import (
     ALMOST,
@@ -272,3 +273,18 @@ def test_an_unwritable_plot_costs_the_plot_not_the_table(tmp_path: Path) -> None
     assert done.exit_code == 2
     assert "mufu" in done.stdout
     assert done.stderr.strip() == f"flashsim: cannot write {path}: no such file or directory; choose another path for --plot"
+
+
+@pytest.mark.parametrize(("chip", "schedule"), [("h200", "fa2"), ("h200", "fa3"), ("b200", "fa4"), ("b200", "gluon")])
+def test_what_is_only_told_enters_no_prediction(chip: str, schedule: str) -> None:
+    """And what does in its place enters one, so that the test can see a difference."""
+    gpu, problem = load_gpu(chip), Attention(batch=4, heads_q=8, seqlen_q=1024, head_dim=128)
+    own = dict(gpu.numbers())
+    changed = gpu
+    for name in own.keys() & TOLD.keys():
+        changed = changed.replace_number(name, 3 * own[name])
+    results = [simulate(get_schedule(schedule), each, problem) for each in (gpu, changed)]
+    assert results[0].cycles == results[1].cycles
+    assert results[0].ms == results[1].ms
+    slower = changed.replace_number("hbm.read_bytes_per_s", own["hbm.read_bytes_per_s"] / 20)
+    assert simulate(get_schedule(schedule), slower, problem).cycles > results[0].cycles
