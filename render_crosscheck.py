@@ -25,9 +25,9 @@ def crosscheck(report: Mapping[str, Any], *, file: str, by: Sequence[str], every
     if good:
         errors = report["summary"]["overall"]
         console.print(
-            f"mean absolute error {errors['mean_abs_error_pct']:.1f} %, median {errors['median_abs_error_pct']:.1f} %,"
-            f" largest {errors['max_abs_error_pct']:.1f} %, bias {errors['bias_pct']:+.1f} % (negative: predicted faster than"
-            " measured)"
+            f"absolute error: median {errors['median_abs_error_pct']:.1f} %, mean {errors['mean_abs_error_pct']:.1f} %,"
+            f" largest {errors['max_abs_error_pct']:.1f} %{escape(_furthest(good, by))};"
+            f" bias {errors['bias_pct']:+.1f} % (negative: predicted faster than measured)"
         )
         if every_row:
             console.print(_rows(good))
@@ -71,6 +71,21 @@ def _groups(good: Sequence[Mapping[str, Any]], by: Sequence[str]) -> Table:
     return table
 
 
+def _furthest(good: Sequence[Mapping[str, Any]], by: Sequence[str]) -> str:
+    """The group that is furthest off in the mean, by what tells it from others, and the mean without it; "" where all are one."""
+    from .validate.summary import grouped
+
+    groups = grouped(good, by)
+    if len(groups) < 2:
+        return ""
+    values, errors = max(groups, key=lambda group: group[1]["mean_abs_error_pct"])
+    told = [i for i in range(len(by)) if len({others[i] for others, _ in groups}) > 1]
+    name = " ".join(f"{KEYS[by[i]]} {_word(by[i], values[i])}" for i in told)
+    others = [abs(row["error_pct"]) for row in good if tuple(row[key] for key in by) != values]
+    far, rest = errors["mean_abs_error_pct"], sum(others) / len(others)
+    return f", furthest off {name} ({errors['n']:,} rows, mean {far:.1f} %; of all others {rest:.1f} %)"
+
+
 def _word(key: str, value: Any) -> str:
     return ("yes" if value else "no") if key == "causal" else str(value)
 
@@ -81,25 +96,25 @@ def _size(label: str) -> str:
 
 
 def _rows(good: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("", "line", "row", "predicted", "measured", "error", text=0)
+    """Each row in the unit that it was given in; the peak is the datasheet's."""
+    from .validate.verdict import amount
+
+    table = _table("", "line", "row", "predicted", "measured", "of tensor\npeak", "error", text=0)
     table.title = None
     table.columns[1].justify = "left"
     for each in table.columns[2:]:
         each.no_wrap = True
     table.add_column("verdict", justify="left", overflow="fold")
     for row in good:
-        unit = "cycles" if row["measured_cycles"] else "ms"
+        unit = row["given"]
         what = " ".join(str(row[key]) for key in ("gpu", "kernel", "label") if row.get(key))
-        predicted, measured = (_amount(row[f"{side}_{unit}"], unit) for side in ("predicted", "measured"))
+        predicted, measured = (amount(row[f"{side}_{unit}"], unit) for side in ("predicted", "measured"))
+        rate = row["measured_tflops"]
+        share = f"{100 * rate / row['peak_tflops']:.0f} %" if rate else ""
         table.add_row(
-            str(row["line"]), escape(what), predicted, measured, _signed(row["error_pct"]),
-            escape(row["verdict"].partition(" (within")[0]),
+            str(row["line"]), escape(what), predicted, measured, share, _signed(row["error_pct"]), escape(row["verdict"]),
         )  # fmt: skip
     return table
-
-
-def _amount(value: float, unit: str) -> str:
-    return f"{value:,.0f} {unit}" if unit == "cycles" else f"{value:.4g} {unit}"
 
 
 def _skipped(console: Console, reasons: Mapping[str, Mapping[str, int]]) -> None:

@@ -90,6 +90,20 @@ def tensor_share(gpu: GPU, *, cycles: float, counts: Mapping[str, int]) -> float
     return flops / max(1.0, cycles) / float(gpu.sm.count * gpu.sm.tensor_flop_per_clk)
 
 
+def _ceiling(gpu: GPU, cap_mhz: float, *, tensor: bool) -> tuple[float, float]:
+    """The highest clock to ask for, and the share of it at which the SMs run, while tensor cores work or do not."""
+    if not tensor:
+        return cap_mhz, 1.0
+    slower = float(gpu.power.tensor_stretch)
+    return min(float(gpu.clock.boost_mhz), min(cap_mhz, float(gpu.clock.tensor_peak_mhz)) / slower), slower
+
+
+def highest_mhz(gpu: GPU, cap_mhz: float, *, tensor: bool) -> float:
+    """The highest clock of the SMs under this cap, whatever the power, while tensor cores work or do not."""
+    asked, slower = _ceiling(gpu, cap_mhz, tensor=tensor)
+    return min(cap_mhz, asked * slower)
+
+
 def sustained(
     gpu: GPU,
     *,
@@ -110,12 +124,10 @@ def sustained(
     energy = picojoules(gpu, counts, bytes_, fp16=fp16)
     limit = float(gpu.power.limit_w * gpu.power.regulated_share)
     set_ = cap_mhz != gpu.clock.boost_mhz
-    cap, slower, rule = cap_mhz, 1.0, "as capped" if set_ else "the boost clock"
-    if tensor_share(gpu, cycles=cycles, counts=counts) > TENSOR_ACTIVE:
-        slower = float(gpu.power.tensor_stretch)
-        cap = min(float(gpu.clock.boost_mhz), min(cap_mhz, float(gpu.clock.tensor_peak_mhz)) / slower)
-        if cap * slower < cap_mhz:
-            rule = f"tensor cores stretch cycles{f'; cap {cap_mhz:.0f}' if set_ else ''}"
+    cap, slower = _ceiling(gpu, cap_mhz, tensor=tensor_share(gpu, cycles=cycles, counts=counts) > TENSOR_ACTIVE)
+    rule = "as capped" if set_ else "the boost clock"
+    if cap * slower < cap_mhz:
+        rule = f"tensor cores stretch cycles{f'; cap {cap_mhz:.0f}' if set_ else ''}"
 
     def core_watts(asked: float) -> float:
         return energy.core * voltage(gpu, asked) ** 2 / max(1.0, cycles) * asked * slower * 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from flashsim.model.gpu import load_gpu
 from flashsim.model.schedules import get_schedule
 from flashsim.sim.predict import simulate
 from flashsim.validate import crosscheck as module
-from flashsim.validate.crosscheck import Prediction, crosscheck, summarize, verdict
+from flashsim.validate.crosscheck import crosscheck, summarize
 from flashsim.validate.protocol import clock_in, flush_in, repeats_in
+from flashsim.validate.verdict import Prediction, verdict
 
 COLUMNS = [
     "source", "gpu", "clock_mhz", "kernel", "pass", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim",
@@ -236,7 +238,7 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
     [
         (9.9, "", "as predicted (within 10 %)"),
         (-9.9, "", "as predicted (within 10 %)"),
-        (10.1, "", "faster than predicted: the model misses something or the clock was higher"),
+        (10.1, "", "faster than predicted by more than 10 %: the model misses something or the clock was higher"),
         (-30, "HBM bandwidth, 90 % busy", "predicted 1.5 ms, bound by HBM bandwidth, 90 % busy; look for more HBM bytes"),
         (-30, "parallelism: 9 of 132 SMs have no CTA", "look for a smaller grid"),
         (-30, "the FMA pipe, 90 % busy", "look for instructions beside the modelled ones"),
@@ -245,7 +247,38 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
 def test_verdicts_say_what_the_error_means(error: float, limiter: str, words: str) -> None:
     said = verdict(error, Prediction(ms=1.5, cycles=1e6, tflops=1.0, limiter=limiter))
     assert words in said
-    assert said.startswith("slower than predicted: ") == (error < -10)
+    assert said.startswith("slower than predicted by more than 10 %: ") == (error < -10)
+
+
+FA3_ROW = {"gpu": "h100", "kernel": "fa3", "batch": "4", "heads_q": "16", "seqlen_q": "4096", "head_dim": "128"}
+FA3_PER_MHZ = 132 * 4096 * 4096 / (24 * 176) / 1e6  # TFLOP/s of an H100's tensor cores, busy with 24 blocks of 176 keys for 4096
+TOO_FAST = "faster than the hardware allows this kernel: "
+
+
+def test_a_row_in_tflops_is_told_in_tflops_with_its_bound(tmp_path: Path) -> None:
+    """Beside tensor cores an H100's SMs run at 0.91 of boost, so that the datasheet's peak of 989 TFLOP/s is out of reach."""
+    rates = ("1000", "900", "600", "60")
+    fast, near, good, slow = crosscheck(write(tmp_path, *({**FA3_ROW, "tflops": rate} for rate in rates)))["rows"]
+    assert fast["given"] == "tflops"
+    assert round(fast["peak_tflops"]) == 989
+    mhz = 1980 * load_gpu("h100").power.tensor_stretch
+    bound = f"at most {FA3_PER_MHZ * mhz:.4g} TFLOP/s: the tensor cores"
+    assert fast["verdict"] == f"{TOO_FAST}{bound} at {mhz:,.0f} MHz; check the row"
+    assert near["verdict"].startswith("faster than predicted by more than 10 %: ")
+    assert good["verdict"] == f"as predicted (within 10 %); {bound}"
+    assert slow["verdict"].startswith("slower than predicted by more than 10 %: predicted 6")
+    assert slow["verdict"].endswith(f"; {bound}")
+
+
+def test_a_bound_goes_with_the_clock_of_its_row(tmp_path: Path) -> None:
+    (told,) = crosscheck(write(tmp_path, {**FA3_ROW, "clock_mhz": "1000", "tflops": "560"}))["rows"]
+    assert told["verdict"] == f"{TOO_FAST}at most {1000 * FA3_PER_MHZ:.4g} TFLOP/s: the tensor cores at 1,000 MHz; check the row"
+
+
+def test_a_bound_in_the_unit_that_was_given(tmp_path: Path) -> None:
+    ms, cycles = crosscheck(write(tmp_path, {**FA3_ROW, "ms": "0.1"}, {**FA3_ROW, "cycles": "1000"}))["rows"]
+    assert re.fullmatch(rf"{TOO_FAST}at least 0\.5\d+ ms: the tensor cores at 1,80\d MHz; check the row", ms["verdict"])
+    assert re.fullmatch(rf"{TOO_FAST}at least 1,0\d\d,\d+ cycles: the tensor cores; check the row", cycles["verdict"])
 
 
 def test_the_summary_counts_and_groups() -> None:

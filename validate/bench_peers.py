@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..model.gpu import load_gpu
-from .crosscheck import Case, Prediction, predict, read_rows, understand
+from .crosscheck import Case, predict, read_rows, understand
+from .verdict import Prediction
 
 PUBLISHED = Path(__file__).with_name("data") / "published.csv"
 PROGRAM = Path(__file__).with_name("peer_programs.py")

@@ -27,9 +27,10 @@ from ..model.attention import Attention
 from ..model.gpu import load_gpu
 from ..model.schedule import MOST_QUERY_ROWS, Schedule
 from ..model.schedules import SCHEDULES, get_schedule
-from ..sim.predict import ENGINES, Result, simulate
+from ..sim.predict import ENGINES, Result, cap_mhz, simulate
 from .protocol import LAYOUT_OF_ARRAYS, PACKAGE_SOURCE, TABLES_OF_ARRAYS, clock_in, first_fa3, flush_in, repeats_in
 from .summary import summarize
+from .verdict import Prediction, prediction, verdict
 
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
 NEEDED = ("gpu", "kernel", "batch", "heads_q", "seqlen_q", "head_dim")
@@ -38,19 +39,8 @@ MEASURES = ("ms", "tflops", "cycles")
 SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false;pingpong=false", "no_warp_specialization": "warp_specialization=false"}
 WORDS = {"true": True, "false": False, "none": None}
 LARGEST = 2**31 - 1
-CLOSE_PCT = 10.0
 SERIAL_UP_TO = 8
 QUIET_S = 2.0
-#: A word of ``Result.limiter`` -> what would make the measured kernel slower than that limit.
-LOOK_FOR = (
-    ("parallelism", "a smaller grid, or CTAs that start late"),
-    ("launch path", "host time between kernels: more framework calls, no CUDA graph"),
-    ("latency", "exposed waits: fewer loads in flight, more barriers, fewer CTAs per SM"),
-    ("HBM", "more HBM bytes than the ledger's: spills, an L2 that does not hold K and V"),
-    ("L2", "more L2 bytes than the ledger's, or tiles smaller than modelled"),
-    ("shared-memory", "bank conflicts, or tiles loaded more often"),
-    ("", "instructions beside the modelled ones, register spills, or a lower clock"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +54,6 @@ class Case:
     engine: str
     repeats: int = 0
     flush_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What of a ``Result`` is compared: small, so that it travels between processes."""
-
-    ms: float
-    cycles: float
-    tflops: float
-    limiter: str
-    least_cycles: float = 0.0  # what the busiest unit alone needs
-    least_ms: float = 0.0  # the same at the boost clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,11 +281,7 @@ def predict(case: Case) -> Prediction | str:
         return f"{case.attention.label} is too large for this machine's memory"
     except ValueError as error:
         return " ".join(str(error).split())
-    least = result.bounds["max_of_units"]
-    return Prediction(
-        ms=result.ms, cycles=result.cycles, tflops=result.tflops, limiter=result.limiter, least_cycles=least,
-        least_ms=least / float(gpu.clock.boost_mhz) / 1e3,
-    )
+    return prediction(result, gpu, cap_mhz(gpu, case.clock))
 
 
 def _predict_all(cases: Sequence[Case], jobs: int | None) -> dict[Case, Prediction | str]:
@@ -377,23 +351,11 @@ def _report(row: Row, outcome: Prediction | str) -> dict[str, Any]:
     for name in MEASURES:
         report[f"predicted_{name}"] = None if isinstance(outcome, str) else getattr(outcome, name)
         report[f"measured_{name}"] = measured.get(name)
-    report["error_pct"], report["verdict"] = None, ""
+    report["given"] = next((name for name in ("cycles", "ms", "tflops") if row.cells.get(name)), "")
+    report["error_pct"], report["verdict"], report["peak_tflops"] = None, "", None
     if not isinstance(outcome, str):
         unit = "cycles" if measured.get("cycles") else "ms"
         error = 100 * (report[f"predicted_{unit}"] / report[f"measured_{unit}"] - 1)
-        report["error_pct"], report["verdict"] = error, verdict(error, outcome, unit)
-        least = getattr(outcome, f"least_{unit}")
-        if report[f"measured_{unit}"] < least:
-            report["verdict"] = f"faster than the hardware allows: one unit alone needs {least:,.4g} {unit}; check the row"
+        report["error_pct"], report["verdict"] = error, verdict(error, outcome, report["given"])
+        report["peak_tflops"] = outcome.peak_tflops
     return report
-
-
-def verdict(error_pct: float, prediction: Prediction, unit: str = "ms") -> str:
-    """The error in words: as predicted, slower than predicted and what to look for, or faster than predicted."""
-    if abs(error_pct) <= CLOSE_PCT:
-        return f"as predicted (within {CLOSE_PCT:.0f} %)"
-    if error_pct > 0:
-        return "faster than predicted: the model misses something or the clock was higher"
-    amount = f"{prediction.cycles:,.0f} cycles" if unit == "cycles" else f"{prediction.ms:.4g} ms"
-    hint = next(hint for word, hint in LOOK_FOR if word in prediction.limiter)
-    return f"slower than predicted: predicted {amount}, bound by {prediction.limiter}; look for {hint}"
