@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,10 +152,9 @@ def _clock(text: str, gpu: GPU) -> float | str:
 
     if text in ("boost", "power"):
         return text
-    try:
+    clock: float | str = text
+    with suppress(ValueError):  # cap_mhz says what a clock may be
         clock = float(text)
-    except ValueError:
-        raise ValueError(f"clock is {text!r}; give MHz between 100 and 10000, boost or power") from None
     return cap_mhz(gpu, clock)
 
 

@@ -41,6 +41,8 @@ class Attention:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{field} is {value!r}; it must be a whole number of at least 1: change {field}")
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"causal is {self.causal!r}; it must be True or False: change causal")
         if self.heads_q % self.heads_kv:
             raise ValueError(
                 f"heads_q is {self.heads_q} and heads_kv is {self.heads_kv};"

@@ -164,11 +164,13 @@ def simulate(
 
 
 def cap_mhz(gpu: GPU, clock: float | str) -> float:
-    """The clock cap in MHz that ``clock`` asks for. Raises ValueError with what is allowed."""
+    """The clock cap in MHz that ``clock`` asks for, at most the boost clock. Raises ValueError with what is allowed."""
+    boost = float(gpu.clock.boost_mhz)
     if clock in ("boost", "power"):
-        return float(gpu.clock.boost_mhz)
-    if isinstance(clock, str) or not 100 <= clock <= 10_000:
-        raise ValueError(f"clock is {clock!r}; give MHz between 100 and 10000, boost or power")
+        return boost
+    if isinstance(clock, str) or not 100 <= clock <= boost:
+        most = f"{boost:g} ({gpu.name}'s clock.boost_mhz)"
+        raise ValueError(f"clock is {clock!r}; give MHz between 100 and {most}, boost or power")
     return float(clock)
 
 

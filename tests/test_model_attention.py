@@ -122,6 +122,8 @@ def test_label_says_what_differs(change: dict[str, Any], label: str) -> None:
             {"heads_kv": 3},
             "heads_q is 4 and heads_kv is 3; heads_q must be a multiple of heads_kv: change either",
         ),
+        ({"causal": "no"}, "causal is 'no'; it must be True or False: change causal"),
+        ({"causal": 1}, "causal is 1; it must be True or False: change causal"),
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of bf16, fp16, fp8, fp32: change dtype"),
         ({"pass_": "back"}, "pass is 'back'; it must be one of fwd, bwd, fwd+bwd: change pass_"),
     ],
