@@ -113,7 +113,9 @@ def _finish(
     if options["heatmap"]:
         (x, y), path = _heat_axes(sweep, options["heatmap"][0]), options["heatmap"][1]
         with _writing(path, "--heatmap"):
-            render_explore.heat_png(heat_map(sweep, found["rows"], x, y), sweep.objective, path)
+            sizes = " ".join(f"{name}={sweep.problem[name]}" for name in NEEDED if sweep.problem[name] is not None)
+            title = f"{sweep.schedule.name} on {sweep.gpu.name}\n{sizes}"
+            render_explore.heat_png(heat_map(sweep, found["rows"], x, y), sweep.objective, title, path)
 
 
 @contextmanager

@@ -150,6 +150,7 @@ def _print(found: Optimum, title: str) -> None:
     console, bounds = _console(), found.built.bounds
     ctas = "1 CTA" if found.ctas == 1 else f"{found.ctas} CTAs"
     console.print(f"[bold]{escape(title)}[/bold] ({escape(found.kernel)}, {ctas} an SM)")
+    console.print("initiation interval (II): cycles from one trip of the steady loop to the next", style="dim")
     console.print(escape(headline(found)))
     if bounds.chain:
         console.print(escape(f"recurrence {bounds.recurrence:,.0f}: {' -> '.join(bounds.chain)}"))
@@ -162,7 +163,7 @@ def _print(found: Optimum, title: str) -> None:
         console.print(escape(f"switch: {switch}"))
     for note in notes(found):
         console.print(escape(f"note: {note}"))
-    console.print(f"{found.seconds:.0f} s")
+    console.print(f"the search took {found.seconds:.0f} s", style="dim")
 
 
 def _print_trip(found: Optimum) -> None:

@@ -57,6 +57,11 @@ def _signed(pct: float) -> str:
     return f"{pct:+.1f} %" if abs(pct) < 100 else f"{pct:+,.0f} %"
 
 
+def milliseconds(ms: float) -> str:
+    """Four digits, whatever the last ones are."""
+    return f"{ms:#.4g}".rstrip(".")
+
+
 def _smem(n: float) -> str:
     """Shared memory, in the unit that it is given out in."""
     return f"{n / 1024:.4g} KiB"
@@ -162,8 +167,8 @@ def prediction(result: Result) -> None:
         Panel(
             "\n".join(
                 (
-                    f"[bold]{result.ms:.4g} ms[/bold]   {result.cycles:,.0f} cycles at {result.clock_mhz:,.0f} MHz,"
-                    f" {escape(result.clock_rule)}",
+                    f"[bold]{milliseconds(result.ms)} ms[/bold]   {_kernels(result)}{result.cycles:,.0f} cycles at"
+                    f" {result.clock_mhz:,.0f} MHz, {escape(result.clock_rule)}",
                     f"[bold]{result.tflops:.1f} TFLOP/s[/bold] (papers' convention), {result.tflops_exact:.1f}"
                     f" (unmasked pairs only); {100 * result.utilization:.1f} % of the 16-bit tensor peak at that clock",
                     f"limiter: [bold]{escape(result.limiter)}[/bold]",
@@ -193,15 +198,23 @@ def prediction(result: Result) -> None:
     console.print(
         f"[bold]bounds[/bold]  lower (max of units: {top}) {bounds['max_of_units']:,.0f} cycles, predicted {result.cycles:,.0f},"
         f" units one after the other (sum of units) {bounds['sum_of_units']:,.0f}{_below(result)}\n"
-        f"  least II of the steady loop, a trip of an SM's CTAs: {bounds['ii']:,.0f} (busiest unit {bounds['ii_resource']:,.0f},"
-        f" one warp's instructions {bounds['ii_recurrence']:,.0f});\n  loads are left out; flashsim optimum adds them, what"
-        " products slow beside them, and dependences"
+        f"  least initiation interval (II) of the steady loop, a trip of an SM's CTAs: {bounds['ii']:,.0f}"
+        f" (busiest unit {bounds['ii_resource']:,.0f}, one warp's instructions {bounds['ii_recurrence']:,.0f});\n"
+        "  loads are left out; flashsim optimum adds them, what products slow beside them, and dependences"
     )
     counts = ", ".join(f"{name} {n:,}" for name, n in result.instructions.items())
     console.print(f"[bold]warp instructions[/bold]  {counts}\n  counts from: {escape('; '.join(result.counts_from))}")
     kinds = ", ".join(f"{n} {kind}" for kind, n in result.provenance.items())
     gpu = escape(result.gpu)
     console.print(f"[bold]numbers of {gpu}[/bold]  {kinds} (flashsim gpus {gpu} lists them)")
+
+
+def _kernels(result: Result) -> str:
+    """The time on the chip, where the host and the gaps between kernels add to it."""
+    if result.ms < 1.005 * result.kernel_ms:
+        return ""
+    what = "the kernel" if len(result.launches) == 1 else f"{len(result.launches)} kernels"
+    return f"of which {what} {milliseconds(result.kernel_ms)} ms: "
 
 
 def _below(result: Result) -> str:
@@ -255,7 +268,8 @@ def as_dict(result: Result) -> dict[str, Any]:
     longest = max(result.launches, key=lambda launch: launch.cycles)
     return {
         "schedule": result.schedule, "gpu": result.gpu, "attention": attention,
-        "cycles": result.cycles, "ms": result.ms, "tflops": result.tflops, "tflops_exact": result.tflops_exact,
+        "cycles": result.cycles, "ms": result.ms, "kernel_ms": result.kernel_ms,
+        "tflops": result.tflops, "tflops_exact": result.tflops_exact,
         "utilization": result.utilization, "clock_mhz": result.clock_mhz, "clock_rule": result.clock_rule,
         "limiter": result.limiter, "host_bound": result.host_bound, "scope": result.scope, "notes": list(result.notes),
         "units": dict(result.units), "held": held(result), "stalls": dict(result.stalls),
@@ -290,7 +304,7 @@ def comparison(rows: Sequence[tuple[str, Result | str]], gpu: GPU, attention: At
             table.add_row(escape(row["schedule"]), *["-"] * 7, escape(row["error"]))
         else:
             table.add_row(
-                escape(row["schedule"]), f"{row['ms']:.4g}", f"{row['tflops']:.1f}",
+                escape(row["schedule"]), milliseconds(row["ms"]), f"{row['tflops']:.1f}",
                 f"{100 * row['utilization']:.1f} %", f"{row['cycles']:,.0f}", f"{row['clock_mhz']:.0f}",
                 _size(row["hbm_bytes"]), f"{row['speedup']:.2f}x", escape(row["limiter"]),
             )

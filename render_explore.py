@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .model.assumed import assumptions
-from .render import _console, _smem, _table, brief
+from .render import _console, _smem, _table, brief, milliseconds
 
 if TYPE_CHECKING:
     from .sim.explore import Row, Sweep
@@ -94,7 +94,7 @@ def _candidates(title: str, sweep: Sweep, rows: Sequence[Row], best: Row, object
     for row in rows:
         above = 100 * (loss(objective, row) / loss(objective, best) - 1)
         table.add_row(
-            str(row["candidate"]), *(escape(word(row[column(name)])) for name in names), f"{row['ms']:.4g}",
+            str(row["candidate"]), *(escape(word(row[column(name)])) for name in names), milliseconds(row["ms"]),
             f"{row['tflops']:.1f}", _pct(above),
             str(row["registers_per_thread"]), _smem(row["smem_bytes_per_cta"]), str(row["ctas_per_sm"]),
             f"{row['clock_mhz']:.0f}", escape(row["counts_from"]), escape(brief(row["limiter"])),
@@ -155,8 +155,8 @@ def what_if(case: Case, rows: Sequence[Mapping[str, Any]], lines: Sequence[Mappi
     base = rows[0]
     console.print(f"[bold]{escape(case.schedule.name)} on {escape(case.gpu.name)}: {escape(case.attention.label)}[/bold]")
     console.print(
-        f"{base['ms']:.4g} ms, {base['cycles']:,.0f} cycles at {base['clock_mhz']:.0f} MHz, {base['tflops']:.1f} TFLOP/s;"
-        f" limiter: {escape(base['limiter'])}"
+        f"{milliseconds(base['ms'])} ms, {base['cycles']:,.0f} cycles at {base['clock_mhz']:.0f} MHz,"
+        f" {base['tflops']:.1f} TFLOP/s; limiter: {escape(base['limiter'])}"
     )
     for note in assumptions(case.schedule, case.gpu, case.attention):
         console.print(escape(f"note: {note}"))
@@ -220,7 +220,7 @@ def _changes(base: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Tabl
             limiter = brief(row["limiter"])
             moved = "" if limiter == brief(base["limiter"]) else f"now {limiter}"
             table.add_row(
-                *head, f"{row['ms']:.4g}", _pct(row["saved_pct"]), f"{row['cycles']:,.0f}", _pct(row["cycles_saved_pct"]),
+                *head, milliseconds(row["ms"]), _pct(row["saved_pct"]), f"{row['cycles']:,.0f}", _pct(row["cycles_saved_pct"]),
                 f"{row['clock_mhz']:.0f}", escape("; ".join(text for text in (row["what"], moved) if text)),
             )  # fmt: skip
         else:
@@ -237,8 +237,10 @@ def _figure(width: float, height: float) -> Any:
     return extra("matplotlib.figure", "plot", "a picture").Figure(figsize=(width, height), layout="constrained")
 
 
-def heat_png(heat: Mapping[str, Any], objective: str, path: Path) -> None:
-    """A heat map as PNG. Raises OSError where ``path`` cannot be written."""
+def heat_png(heat: Mapping[str, Any], objective: str, title: str, path: Path) -> None:
+    """A heat map as PNG, its colours from dark (best) to light for all eyes. Raises OSError where ``path`` cannot be written."""
+    from .sim.extras import extra
+    from .sim.plot import ink_on
     from .sim.space import word
 
     xs, ys, cells = heat["xs"], heat["ys"], heat["cells"]
@@ -246,15 +248,18 @@ def heat_png(heat: Mapping[str, Any], objective: str, path: Path) -> None:
     axes = figure.subplots()
     values = [[float("nan") if v is None else v for v in row] for row in cells]
     axes.set_facecolor("0.85")  # where nothing ran
-    image = axes.imshow(values, cmap="RdYlGn_r", aspect="auto")
+    image = axes.imshow(values, cmap="cividis", aspect="auto")
     axes.set_xticks(range(len(xs)), [word(x) for x in xs], rotation=45 if len(xs) > 8 else 0)
     axes.set_yticks(range(len(ys)), [word(y) for y in ys])
-    axes.set(xlabel=heat["x"], ylabel=heat["y"], title=f"% above the best {'time' if objective == 'ms' else 'TFLOP/s'}")
+    axes.set(xlabel=heat["x"], ylabel=heat["y"])
+    figure.suptitle(title, fontsize=10)
+    as_hex = extra("matplotlib.colors", "plot", "a picture").to_hex
     if len(xs) * len(ys) <= 400:
         for j, row in enumerate(cells):
             for i, v in enumerate(row):
-                axes.text(i, j, "-" if v is None else f"{v:.1f}", ha="center", va="center", fontsize=8)
-    figure.colorbar(image)
+                ink = ink_on(as_hex(axes.get_facecolor() if v is None else image.cmap(image.norm(v))))
+                axes.text(i, j, "-" if v is None else f"{v:.1f}", ha="center", va="center", fontsize=8, color=ink)
+    figure.colorbar(image, label=f"% above the best {'time' if objective == 'ms' else 'TFLOP/s'}")
     figure.savefig(path, format="png", dpi=150)
 
 

@@ -87,6 +87,11 @@ class Result:
     scope: str = "sm"
     notes: tuple[str, ...] = ()
 
+    @property
+    def kernel_ms(self) -> float:
+        """Of the kernels alone: without the host's launch path and the gaps between them, which ``ms`` has."""
+        return self.cycles / self.clock_mhz / 1e3
+
 
 SCOPES = ("sm", "chip")
 

@@ -10,7 +10,10 @@ from typing import Any
 import command_line
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.colors import to_rgb
 from small_sweeps import SHAPE, VARIED, answer, run, sentence
+
+from flashsim import render_explore
 
 
 def test_the_command_prints_its_parts(tmp_path: Path) -> None:
@@ -22,6 +25,32 @@ def test_the_command_prints_its_parts(tmp_path: Path) -> None:
     assert "fa2 tile 100x32 with 2 warps" in done.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
     assert done.stderr == ""
+
+
+def test_a_heat_map_can_be_read_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dark ink on light cells, light on dark: texts have the contrast of WCAG's AA, the map has a title and its scale a unit."""
+    figures: list[Any] = []
+    make = render_explore._figure
+    monkeypatch.setattr(render_explore, "_figure", lambda *size: figures.append(make(*size)) or figures[-1])
+    heat = {"x": "block_q", "y": "warps", "xs": [64, 128, 256], "ys": [4, 8], "cells": [[0.0, 5.0, 20.0], [40.0, 100.0, None]]}
+    render_explore.heat_png(heat, "ms", "fa2 on h100, batch=4", tmp_path / "heat.png")
+    (figure,) = figures
+    axes, scale = figure.axes
+    (image,) = axes.images
+    texts = {text.get_text(): text for text in axes.texts}
+    assert set(texts) == {"0.0", "5.0", "20.0", "40.0", "100.0", "-"}
+
+    def luminance(colour: Any) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for name, text in texts.items():
+        cell = axes.get_facecolor() if name == "-" else image.cmap(image.norm(float(name)))
+        low, high = sorted(luminance(colour) for colour in (cell[:3], text.get_color()))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, name
+    greys = [luminance(image.cmap(image.norm(v))[:3]) for v in (0.0, 5.0, 20.0, 40.0, 100.0)]
+    assert greys == sorted(greys)  # told apart without hue
+    assert (figure.get_suptitle(), scale.get_ylabel()) == ("fa2 on h100, batch=4", "% above the best time")
 
 
 def test_the_table_says_where_counts_come_from_and_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

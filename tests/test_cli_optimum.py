@@ -25,6 +25,8 @@ def test_the_line_and_the_table() -> None:
     assert outcome.exit_code == 0, outcome.output
     line = r"this schedule: II [\d,]+ cycles; bound [\d,]+ \(recurrence\); best\s+found\s+[\d,]+(,\s+optimal)?\n"
     assert re.search(line, outcome.output)
+    assert "initiation interval (II): cycles from one trip" in outcome.output
+    assert re.search(r"\nthe search took \d+ s\n$", outcome.output)
     for column in ("operation", "role", "unit", "start", "cycles", "alone", "stage"):
         assert column in outcome.output
     assert re.search(r"Q K\^T S0 +mma +tensor", outcome.output)

@@ -11,7 +11,7 @@ import pytest
 from command_line import run, sentence
 
 import flashsim.cli as cli
-from flashsim.render import brief
+from flashsim.render import brief, milliseconds
 
 
 def as_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
@@ -51,6 +51,19 @@ def test_lineage_prints_its_rows_speed_ups_and_limiters(columns: int, monkeypatc
     assert "build=2024-07;" in shown.stdout
     assert "mean of 100 launches" in " ".join(shown.stdout.split())
     assert json.loads(run("lineage", "--json").stdout) == json.loads(json.dumps(LINEAGE))
+
+
+@pytest.mark.parametrize(("ms", "text"), [(0.02, "0.02000"), (15.2345, "15.23"), (1523.4, "1523"), (0.0170549, "0.01705")])
+def test_small_times_have_as_many_digits(ms: float, text: str) -> None:
+    assert milliseconds(ms) == text
+
+
+def test_a_result_that_the_host_bounds_shows_its_kernels_time() -> None:
+    shape = ("--gpu", "h200", "--batch", "1", "--heads", "2", "--seqlen", "512", "--head-dim", "64")
+    answer = json.loads(run("predict", "fa2", *shape, "--json").stdout)
+    assert answer["host_bound"]
+    assert answer["kernel_ms"] == pytest.approx(answer["cycles"] / answer["clock_mhz"] / 1e3)
+    assert f"0.02000 ms   of which the kernel {milliseconds(answer['kernel_ms'])} ms: " in run("predict", "fa2", *shape).stdout
 
 
 UNEVEN = "imbalance: 20 of 108 SMs have 3 CTAs, the others 2 (1.09 waves)"
