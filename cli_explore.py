@@ -242,19 +242,29 @@ def _workers(options: Mapping[str, Any], tasks: int) -> AbstractContextManager[W
 
 @contextmanager
 def _progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """A bar on stderr with rate and time left, where a person looks; yields what to call after each candidate."""
+    """A bar on stderr with rate, time gone and left, where a person looks; yields what to call after each candidate."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )  # fmt: skip
     from rich.text import Text
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), Rate(), *times)
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total, completed=done)
         yield lambda: progress.advance(task)

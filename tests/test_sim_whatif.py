@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import command_line
 import pytest
 from machines import chip_for
 
-from flashsim import Attention, simulate
+from flashsim import Attention, cli_explore, simulate
 from flashsim.model.gpu import GPUS, load_gpu
 from flashsim.model.instructions import INSTRUCTIONS
 from flashsim.model.schedule import choices, lowered
@@ -288,3 +292,31 @@ def test_what_is_only_told_enters_no_prediction(chip: str, schedule: str) -> Non
     assert results[0].ms == results[1].ms
     slower = changed.replace_number("hbm.read_bytes_per_s", own["hbm.read_bytes_per_s"] / 20)
     assert simulate(get_schedule(schedule), slower, problem).cycles > results[0].cycles
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_sees_how_far_the_simulations_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar that counts the base and every change, on a terminal; nothing elsewhere."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    with cli_explore._progress("simulating", 3) as advance:
+        advance()
+        advance()
+    assert "simulating" in terminal.getvalue()
+    assert "2/3" in terminal.getvalue()
+
+    calls: list[int] = []
+
+    @contextmanager
+    def counted(what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+        yield lambda: calls.append(total)
+
+    monkeypatch.setattr(cli_explore, "_progress", counted)
+    done = run("--scale", "mufu=2", "--free", "port")
+    assert done.exit_code == 0, done.output
+    assert calls == [4] * 4  # the base, two changes, and both together
