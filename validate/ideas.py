@@ -238,7 +238,8 @@ def _result(
 ) -> Result:
     key = (name, tuple(sorted(fields.items())), gpu.name, attention, clock)
     if key not in known:
-        known[key] = simulate(get_schedule(name, **fields), gpu, attention, clock=clock)
+        cap = clock if isinstance(clock, str) else min(clock, float(gpu.clock.boost_mhz))  # a chip asked for may boost less
+        known[key] = simulate(get_schedule(name, **fields), gpu, attention, clock=cap)
     return known[key]
 
 
