@@ -10,7 +10,7 @@ import pytest
 from command_line import run, sentence
 
 import flashsim.cli as cli
-from flashsim.validate.accuracy import DATA, ENTRIES, Entry, _summed, accuracy, markdown
+from flashsim.validate.accuracy import DATA, ENTRIES, SETTLED, Entry, _summed, accuracy, markdown
 from flashsim.validate.crosscheck import read_rows, understand
 
 FILES = sorted({entry.file for entry in ENTRIES})
@@ -33,7 +33,7 @@ def test_no_forward_row_that_can_be_predicted_is_left_out(file: str) -> None:
 
 def test_every_file_of_measured_forward_kernels_has_an_entry() -> None:
     """Samples of a loop and what neighbours' caches do have no time of a whole launch to compare; fills are no kernels here."""
-    kernels = {"h200_fa3_samples.csv", "h200_zero_fill.csv", "h200_sustained.csv"}
+    kernels = {"h200_fa3_samples.csv", "h200_zero_fill.csv", *SETTLED}
     for path in DATA.glob("*.csv"):
         try:
             read_rows(path)

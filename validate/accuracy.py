@@ -75,6 +75,7 @@ def _table_18(cells: Cells) -> bool:
     return "Table 18" in cells["source"]
 
 
+SETTLED = ("h200_sustained.csv", "h200_sustained_fp16.csv")
 COUNTERS, TIMED, BENCH, PUBLISHED = "h200_counters.csv", "h200_timed.csv", "h200_do_bench.csv", "published.csv"
 H100_FA3 = _and(_is(gpu="h100", kernel="fa3"), _as_released)
 
@@ -156,7 +157,7 @@ def accuracy(*, jobs: int | None = None, progress: Callable[[str], None] = lambd
         for entry in (entry for entry in ENTRIES if entry.file == file):
             mine = [report for report in reports if entry.keep(cells[report["line"]])]
             found.append((ENTRIES.index(entry), _summed(entry, [(report["error_pct"], report["label"]) for report in mine])))
-    progress("h200_sustained.csv")
+    progress(SETTLED[0])
     return [row for _, row in sorted(found, key=lambda pair: pair[0])] + [_clocks()]
 
 
@@ -181,13 +182,13 @@ def _summed(entry: Entry, errors: list[tuple[float, str]]) -> dict[str, Any]:
 
 def _clocks() -> dict[str, Any]:
     """Clocks at which FA2 and FA3 settle: what the power limit leaves them."""
-    entry = Entry(what="H200 FA2 and FA3, settled SM clock", file="h200_sustained.csv", keep=lambda cells: not cells["variant"])
+    entry = Entry(what="H200 FA2 and FA3, settled SM clock", file=SETTLED[0], keep=_as_released)
     errors = []
-    for row in read_rows(DATA / entry.file):
+    for row in (row for file in SETTLED for row in read_rows(DATA / file)):
         if row.cells["kernel"] in ("fa2", "fa3") and entry.keep(row.cells):
             known = understand(row, gpu=None, engine="fast")
             if known.case is None:
-                raise ValueError(f"{entry.file}, line {row.line}: {known.reason}")
+                raise ValueError(f"{row.label}, line {row.line}: {known.reason}")
             result = simulate(get_schedule(row.cells["kernel"]), load_gpu(known.case.gpu), known.case.attention)
             errors.append((100 * (result.clock_mhz / float(row.cells["sm_clock_mhz"]) - 1), known.label))
     return _summed(entry, errors)
@@ -204,5 +205,6 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         targets += [f"none over {row['worst_target']:g} %"] if row["worst_target"] else []
         if row["met"] is False:
             mean = f"**{mean}**"
-        lines.append(f"| {row['what']} (`{row['file']}`) | {row['rows']} | {mean} | {worst} | {', '.join(targets)} |")
+        cells = (f"{row['what']} (`{row['file']}`)", str(row["rows"]), mean, worst, ", ".join(targets))
+        lines.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")
     return "\n".join(lines)

@@ -54,7 +54,8 @@ def normal(*shape: int, dtype: str = "bf16") -> Any:
     import torch  # type: ignore[import-not-found, unused-ignore]
 
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}[dtype]
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).to(kind)
+    drawn = torch.float16 if dtype == "fp16" else torch.bfloat16  # all of its bits must toggle
+    return torch.randn(*shape, device="cuda", dtype=drawn).to(kind)
 
 
 def attention(kernel: str, batch: int, heads: int, seqlen: int, head_dim: int, causal: bool, dtype: str) -> Callable[[], Any]:
@@ -78,7 +79,7 @@ def gemm(m: int, n: int, k: int, dtype: str = "bf16", fill: str = "normal") -> C
     """cuBLAS, both operands K-major; ``fill`` "normal", "zeros", or "weights": the first operand like rows of a softmax."""
     import torch
 
-    a, b = normal(m, k), normal(n, k)
+    a, b = (normal(rows, k, dtype="fp16" if dtype == "fp16" else "bf16") for rows in (m, n))
     if fill == "zeros":
         a, b = torch.zeros_like(a), torch.zeros_like(b)
     if fill == "weights":
@@ -106,7 +107,7 @@ def fill(what: str) -> Callable[[], Any]:
 
 
 def cases(wanted: set[str]) -> Iterator[Case]:
-    """The kernels by name, shapes chosen beforehand."""
+    """The kernels by name, shapes chosen beforehand; "fp16": FA2 and GEMMs in fp16 beside bf16, one after the other."""
     shapes = {
         "fa3": [
             (4, 16, 4096, 128, False, "bf16"),
@@ -134,10 +135,12 @@ def cases(wanted: set[str]) -> Iterator[Case]:
         ],
         "standard": [(4, 16, 2048, 128, False, "bf16")],
     }
-    for kernel, rows in shapes.items():
-        for b, h, n, d, causal, dtype in rows if kernel in wanted else []:
-            make = lambda a=(kernel, b, h, n, d, causal, dtype): attention(*a)  # noqa: E731
-            yield Case(kernel=kernel, make=make, batch=b, heads=h, seqlen=n, head_dim=d, causal=causal, dtype=dtype)
+    alike = [(1, 8, 16384, 256, False), (1, 16, 16384, 128, False), (1, 16, 16384, 128, True), (1, 32, 16384, 64, False)]
+    pairs = [(kernel, (*shape, dtype)) for kernel in ("fa2",) for shape in alike for dtype in ("bf16", "fp16")]
+    chosen = [(kernel, row) for kernel, rows in shapes.items() if kernel in wanted for row in rows]
+    for kernel, (b, h, n, d, causal, dtype) in chosen + (pairs if "fp16" in wanted else []):
+        make = lambda a=(kernel, b, h, n, d, causal, dtype): attention(*a)  # noqa: E731
+        yield Case(kernel=kernel, make=make, batch=b, heads=h, seqlen=n, head_dim=d, causal=causal, dtype=dtype)
     products = [
         (8192, 8192, 8192, "bf16", "normal"),
         (4096, 4096, 4096, "bf16", "normal"),
@@ -147,7 +150,8 @@ def cases(wanted: set[str]) -> Iterator[Case]:
         (8192, 8192, 1024, "bf16", "normal"),
         (8192, 8192, 8192, "fp8", "normal"),
     ]
-    for m, n, k, dtype, data in products if "gemm" in wanted else []:
+    halves = [(8192, 8192, 8192, dtype, data) for data in ("normal", "weights") for dtype in ("bf16", "fp16")]
+    for m, n, k, dtype, data in (products if "gemm" in wanted else []) + (halves if "fp16" in wanted else []):
         make = lambda a=(m, n, k, dtype, data): gemm(*a)  # noqa: E731
         yield Case(kernel="gemm", make=make, dtype=dtype, variant=f"{m}x{n}x{k} {data}")
     for what in ("zeros", "bits", "copy") if "fill" in wanted else ():
@@ -240,7 +244,7 @@ def measure(case: Case, chip: str, library: Path, nvml: Any, trace: Any) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("kernels", nargs="+", choices=["fa3", "fa2", "standard", "gemm", "fill"])
+    parser.add_argument("kernels", nargs="+", choices=["fa3", "fa2", "standard", "gemm", "fill", "fp16"])
     parser.add_argument("--gpu", default="h200", help="the chip file's name for what this machine has")
     parser.add_argument("--library", type=Path, required=True, help="libstamp.so, built from microbench/stamp.cu")
     parser.add_argument("--trace", type=Path, default=Path("trace.csv"), help="every stamp and power sample")
