@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numba as nb
 import numpy as np
 import pytest
 
@@ -13,6 +14,24 @@ from flashsim.sim.fast_share import KEPT, MOST_TURNS, QUEUE_SIZE, UNIT
 from flashsim.sim.reference_memory import Share
 
 SMS = 3
+
+
+# Parts of the engine have no wrapper by which Python could call them.
+
+
+@nb.njit
+def go_on(queue: Any, marks: Any, heap: Any, turns: Any, changes: Any, tick: int) -> None:
+    fast_share.go_on(queue, marks, heap, turns, changes, tick)
+
+
+@nb.njit
+def ask(queue: Any, marks: Any, heap: Any, turns: Any, changes: Any, sm: int, cost: int, ride: int) -> Any:
+    return fast_share.ask(queue, marks, heap, turns, changes, sm, cost, ride)
+
+
+@nb.njit
+def reached(queue: Any, marks: Any, turns: Any, changes: Any, mark: int) -> Any:
+    return fast_share.reached(queue, marks, turns, changes, mark)
 
 
 class Fast:
@@ -24,13 +43,13 @@ class Fast:
         self.changes = np.zeros((KEPT, 3), np.int64)
 
     def go_on(self, tick: int) -> None:
-        fast_share.go_on(self.queue, self.marks, self.heap, self.turns, self.changes, tick)
+        go_on(self.queue, self.marks, self.heap, self.turns, self.changes, tick)
 
     def ask(self, sm: int, cost: int, ride: int) -> int:
-        return int(fast_share.ask(self.queue, self.marks, self.heap, self.turns, self.changes, sm, cost, ride))
+        return int(ask(self.queue, self.marks, self.heap, self.turns, self.changes, sm, cost, ride))
 
     def reached(self, mark: int) -> int:
-        return int(fast_share.reached(self.queue, self.marks, self.turns, self.changes, mark))
+        return int(reached(self.queue, self.marks, self.turns, self.changes, mark))
 
 
 def both(sms: int = SMS) -> tuple[Any, Any]:
