@@ -18,11 +18,12 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
 * MB_ARRIVE and a bulk copy's bytes complete a phase of an mbarrier when all arrivals and bytes of it are known; it is over when
   the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that; one lane of
   a warp (``arg`` = 1) that was not told at once LANE ticks later still.
-* A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``. It is
-  not issued while ``product_queue`` others, whichever warp's, are not done. Of warps that wait with a product those go first
-  whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for groups to be done. While a product runs, other bundles
-  of that sub-partition cost what the ``beside`` columns say, at the shared-memory port too, and those of FMA class hold up by
-  ``delay`` all products that are not done.
+* A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``. A warp
+  asks for a group's first product once all warps of its warpgroup (:func:`warpgroups`) have come to theirs; the last goes on,
+  the others resume at that tick. A product is not issued while ``product_queue`` others, whichever warp's, are not done. Of warps
+  that wait with a product those go first whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for groups to be done.
+  While a product runs, other bundles of that sub-partition cost what the ``beside`` columns say, at the shared-memory port too,
+  and those of FMA class hold up by ``delay`` all products that are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
 * A request of a block that ends with its tensor moves what there is of it.
@@ -69,6 +70,7 @@ TMEM = PIPES.index("tmem")  # the last pipe: it does not hold the warp that uses
 SCOREBOARDS = 6
 COPY_GROUPS, GROUPS = 16, 8  # groups that a warp may have in flight: of cp.async, of products
 LOOP_DEPTH = 4
+WARPGROUP = 4  # warps that issue a product together
 
 #: Why a warp waited, columns of ``Run.stalls``.
 STALLS = (
@@ -186,6 +188,15 @@ Engine = Callable[[Job], Run]
 def deadlock(tick: int, tile: int, warp: int, row: int) -> str:
     """What an engine says when no event is left and CTAs have not ended."""
     return f"deadlock at tick {tick}: no event is left and tile {tile} has not ended; its warp {warp} waits at code row {row}"
+
+
+def warpgroups(warp_start: IntArray) -> IntArray:
+    """Of each warp of a CTA the first one of its warpgroup, and the one after its last: a role's warps by fours."""
+    starts = warp_start.tolist()
+    role = [starts.index(start) for start in starts]  # its first warp
+    end = [first + starts.count(start) for first, start in zip(role, starts, strict=True)]
+    firsts = [warp - (warp - first) % WARPGROUP for warp, first in enumerate(role)]
+    return np.array([(first, min(first + WARPGROUP, last)) for first, last in zip(firsts, end, strict=True)], np.int64)
 
 
 def longest_fetch(job: Job) -> int:

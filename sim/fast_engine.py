@@ -22,14 +22,14 @@ from .engine import (
 from .engine import PATH as BUNDLE_PATH
 from .fast_code import TABLE_COLUMNS
 from .fast_layout import (
-    AGAIN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GIVEN, GOES_ON, HEAD, LANDING, LANDS, LAST, LEFT,
+    AGAIN, BEGUN, BUSY, BYTES_DUE, DONE_BYTES, DUE, EVENTS, FINISHED, GATHERED, GIVEN, GOES_ON, HEAD, LANDING, LANDS, LAST, LEFT,
     MBARRIER_SIZE, MODE, N_STALLS, NAMED, NOW, PATH, PC, QUARTERS, READY, REASON, RECORDING, RECORDS, SINCE, STALLED,
-    USED_SMEM, WAITS_FOR, Plan, State, plan, state,
+    TOGETHER, USED_SMEM, WAITS_FOR, Plan, State, plan, state,
 )  # fmt: skip
 from .fast_lru import RESIDENT
 from .fast_machine import (
     BARRIER, DEPEND, END, EXIT, ISSUE, LOAD, LOOP, MMA_WAIT, NAMED_ARRIVE, SKIP, TCGEN05, TMA_LOAD, WAIT_GROUP,
-    WAIT_SCOREBOARD, WGMMA, choose, hold, issue, known, note, renew, share, soonest, stall,
+    WAIT_SCOREBOARD, WGMMA, choose, gather, hold, issue, known, note, renew, share, soonest, stall,
 )  # fmt: skip
 from .fast_memo import KEEPS, MOST_ANSWERS, REPLAY, Memo, checkpoint, event_key, memo, order_key, replay
 from .fast_order import arrive, asks, due, instance, order, settle_mbarrier
@@ -89,8 +89,11 @@ def resume(plan: Any, state: Any, own: Any, sm: int, w: Any, t: Any, horizon: An
         pc = warps[w, PC]
         op = code[pc, 0]
         if op == ISSUE:
-            if warps[w, LEFT] == 0:
+            if warps[w, LEFT] == 0 and warps[w, BEGUN] != GATHERED:
                 state.row_start[sm, w] = t
+            begins = warps[w, BEGUN] == 0 and plan.bundles[code[pc, 1], BUNDLE_PATH] == WGMMA
+            if begins and gather(plan, events, warps, counted, w, t):
+                return np.int64(RUNS)
             issue(plan, events, warps, own.quarters, own.shared, own.cache, w, t, pc)
             return np.int64(RUNS)
         if op in (LOOP, END, SKIP):
@@ -290,7 +293,7 @@ def _stuck(p: Plan, s: State) -> tuple[int, int, int]:
     there = np.flatnonzero((tiles >= 0) & (s.left_of[orders] > 0))
     waiting = there[rows[there, WAITS_FOR] != -1]
     w = int(waiting[0] if len(waiting) else there[0])
-    return int(tiles[w]), w % p.per_cta, int(rows[w, PC]) - 1
+    return int(tiles[w]), w % p.per_cta, int(rows[w, PC]) - (rows[w, WAITS_FOR] != TOGETHER)
 
 
 #: Memos of the last jobs whose machines are alike, by what a machine depends on. One that is in use is not in here.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model.program import IntArray, Opcode
-from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job, longest_fetch
+from .engine import COPY_GROUPS, GROUPS, LOOP_DEPTH, SCOREBOARDS, STALLS, Job, longest_fetch, warpgroups
 from .fast_code import AWAY, COMES, TABLE_COLUMNS
 from .fast_lru import TILE_SIZE
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED
@@ -21,6 +21,7 @@ from .fast_share import KEPT, MOST_TURNS, QUEUE_SIZE
 QUARTERS = 4
 ISSUE, LOOP, END, EXIT = int(Opcode.ISSUE), int(Opcode.LOOP), int(Opcode.END), int(Opcode.EXIT)
 NAMED = 16  # named barriers of a CTA
+TOGETHER = -2 - NAMED  # what a warp waits for until its warpgroup's others have come to their products
 
 #: How a number of the machine's row is seen from a tick: as it is, as a time that no longer matters once it is past, or as the
 #: time of an event, NEVER where there is none.
@@ -29,12 +30,13 @@ NAMED = 16  # named barriers of a CTA
 PLAIN, TIME, EVENT, HELD, TOTAL = range(5)
 
 #: A warp's numbers, after the events at the row's beginning. LANDING: bits of the scoreboards that a load in flight will set;
-#: BEGUN: it has issued products that it has not committed. CODE_AT: when its bundle's code is at hand; GIVEN: when it was given
-#: its last bundle, and the longest fetch later.
+#: BEGUN: ISSUED where it has issued products that it has not committed, GATHERED where it asks for the first. CODE_AT: when its
+#: bundle's code is at hand; GIVEN: when it was given its last bundle, and the longest fetch later.
 PC, LEFT, DONE_BYTES, READY, REASON, WAITS_FOR, LANDING, AGAIN, BEGUN, SINCE, RESULT_AT, PRODUCT_UNTIL = range(12)
 CODE_AT, GIVEN, BOARD = range(12, 15)
 PRODUCTS = BOARD + SCOREBOARDS  # when the last GROUPS groups of products are done, newest first
 STEPS = PRODUCTS + GROUPS  # of each ring
+GATHERED, ISSUED = 1, 2
 WARP_KINDS = [PLAIN] * 9 + [EVENT, TIME, HELD, TIME, TIME] + [TIME] * SCOREBOARDS + [HELD] * GROUPS
 #: An mbarrier's. LANDS: a copy in flight is part of its phase. UNKNOWN + parity: when that phase was over is known outside only.
 PENDING, BYTES_DUE, PHASE, LANDS, UNKNOWN, OVER_AT, DONE, MBARRIER_SIZE = 0, 1, 2, 3, 4, 6, 7, 9
@@ -73,6 +75,7 @@ class Plan(NamedTuple):
     expressions: Any
     tile_args: Any
     warp_start: Any
+    warpgroups: Any
     queue: Any
     bundles: Any
     latency: Any
@@ -169,7 +172,8 @@ def plan(job: Job) -> Plan:
     stages = [int(n) for n in job.mbarriers[:, 2]]
     l2, nothing = job.l2, np.zeros((1, 1), np.int64)
     return Plan(
-        code=job.code, expressions=job.expressions, tile_args=job.tile_args, warp_start=job.warp_start, queue=job.queue,
+        code=job.code, expressions=job.expressions, tile_args=job.tile_args, warp_start=job.warp_start,
+        warpgroups=warpgroups(job.warp_start), queue=job.queue,
         bundles=job.bundles, latency=job.latency, rate=job.rate, miss_ppm=job.miss_ppm, mbarriers=job.mbarriers,
         full_count=np.repeat(job.mbarriers[:, 1], job.mbarriers[:, 2]), multicast=job.multicast,
         blocks=job.blocks, block_bytes=job.block_bytes, stretch=job.stretch, stretch_size=job.stretch_size,

@@ -14,14 +14,14 @@ from ..model.program import Opcode
 # isort: off
 from .engine import (
     DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, INSTRUCTIONS_OF, LSU_QUEUE, PORT, PORT_BESIDE, PRODUCT, RESULT, SMEM,
-    SMEM_BESIDE, SMEM_LATENCY, STALL_FETCH, STALL_LAUNCH, STALL_PORT, STALL_SMEM,
+    SMEM_BESIDE, SMEM_LATENCY, STALL_BARRIER, STALL_FETCH, STALL_LAUNCH, STALL_PORT, STALL_SMEM,
 )  # fmt: skip
 from .engine import PATH as BUNDLE_PATH
 from .fast_code import BEGINS, COMES, IN, LEFT_OF, begin_stretch
 from .fast_layout import (
-    BEGUN, BOARD, BUSY, CODE_AT, ENDS, FETCH_FREE, GIVEN, HELD_UP, LANDING, LEFT, N_STALLS, PATH, PC, PENDING, PIPE_FREE,
-    PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED, SINCE,
-    SMEM_FREE, STALLED, STEPS, TENSOR_FREE, USED_SMEM,
+    BEGUN, BOARD, BUSY, CODE_AT, ENDS, FETCH_FREE, GATHERED, GIVEN, HELD_UP, ISSUED, LANDING, LEFT, N_STALLS, PATH, PC, PENDING,
+    PIPE_FREE, PORT_FREE, PRODUCT_RUNS, PRODUCT_UNTIL, PRODUCTS, QUARTERS, READY, REASON, RECORDING, RESULT_AT, SCRIPT, SERVED,
+    SINCE, SMEM_FREE, STALLED, STEPS, TENSOR_FREE, TOGETHER, USED_SMEM, WAITS_FOR,
 )  # fmt: skip
 from .fast_parts import N_PIPES, NEVER, NEVER_ISSUED, part
 # isort: on
@@ -36,6 +36,7 @@ TILE = int(Opcode.TILE)
 LOAD, TMA_LOAD, SHARED = int(Path.GLOBAL_LOAD), int(Path.TMA_LOAD), int(Path.SMEM)
 WGMMA, TCGEN05 = int(Path.WGMMA), int(Path.TCGEN05)
 TENSOR = PIPES.index("tensor")
+
 
 @part
 def known(control: Any) -> Any:
@@ -73,10 +74,10 @@ def free_at(bundles: Any, kind: Any, quarters: Any, q: Any, code_at: Any) -> Any
 @part
 def yields(code: Any, bundles: Any, warps: Any, q: Any, w: Any, kind: Any) -> Any:
     """Whether a group's first product lets another warp's group go first that has begun and waits for a place."""
-    if bundles[kind, BUNDLE_PATH] != WGMMA or warps[w, BEGUN]:
+    if bundles[kind, BUNDLE_PATH] != WGMMA or warps[w, BEGUN] == ISSUED:
         return False
     for v in range(q, warps.shape[0], QUARTERS):
-        if warps[v, BEGUN] and warps[v, READY] and bundles[code[warps[v, PC], 1], BUNDLE_PATH] == WGMMA:
+        if warps[v, BEGUN] == ISSUED and warps[v, READY] and bundles[code[warps[v, PC], 1], BUNDLE_PATH] == WGMMA:
             return True
     return False
 
@@ -96,6 +97,26 @@ def fetch(plan: Any, warps: Any, shared: Any, cache: Any, w: Any, t: Any, pc: An
         cache[stretch, COMES] = max(shared[FETCH_FREE], asked + pace * plan.stretch_size[stretch, 0]) - plan.longest_fetch
     passed = (plan.code[pc, 2] - left + 1) * plan.bundles[plan.code[pc, 1], INSTRUCTIONS_OF]
     warps[w, CODE_AT] = cache[stretch, COMES] - pace * (plan.stretch[pc, LEFT_OF] - passed)
+
+
+@part
+def gather(plan: Any, events: Any, warps: Any, counted: Any, w: Any, t: Any) -> Any:
+    """The warp comes to a group's first product: whether it waits for others of its warpgroup. The last one lets them go on."""
+    lane = w % plan.per_cta
+    cta = w - lane
+    first, last = cta + plan.warpgroups[lane, 0], cta + plan.warpgroups[lane, 1]
+    missing = last - first - 1
+    for v in range(first, last):
+        missing -= warps[v, WAITS_FOR] == TOGETHER
+    if missing > 0:
+        warps[w, WAITS_FOR], warps[w, SINCE] = TOGETHER, t
+        return True
+    for v in range(first, last):
+        warps[v, BEGUN] = GATHERED
+        if v != w:
+            stall(counted, v - cta, STALL_BARRIER, t - warps[v, SINCE])
+            warps[v, WAITS_FOR], warps[v, SINCE], events[v] = -1, NEVER, t
+    return False
 
 
 @part
@@ -181,7 +202,7 @@ def hold(bundles: Any, warps: Any, quarters: Any, counted: Any, w: Any, kind: An
             quarters[q, i] = quarters[q, i + 1]
         quarters[q, quarters.shape[1] - 1] = done
         warps[w, PRODUCT_UNTIL] = max(warps[w, PRODUCT_UNTIL], done + result)
-        warps[w, BEGUN] = 1
+        warps[w, BEGUN] = ISSUED
     return t + bundles[kind, GAP_BESIDE if beside else GAP]
 
 

@@ -20,7 +20,7 @@ from ..model.rows import ARG, BARRIER, BUNDLE, BYTES, COUNT, INDEX, JUMP, OPCODE
 # isort: off
 from .engine import (
     BARRIER_BASE, BARRIER_PER_WARP, DISPATCH, LANE, LSU_QUEUE, MBARRIER, PRODUCT, RECORD_COLUMNS, REPLACE, SMEM_LATENCY,
-    STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, STALL_SMEM, STALLS, TMA, Job, Run, deadlock,
+    STALL_BARRIER, STALL_LAUNCH, STALL_MBARRIER, STALL_SMEM, STALLS, TMA, Job, Run, deadlock, warpgroups,
 )  # fmt: skip
 from .reference_memory import ChipMemory, Landing
 from .reference_parts import SMEM_PORT, SUB_PARTITIONS, Bundle, Clock, Mbarrier, NamedBarrier, Sm, SubPartition, Tile, Warp
@@ -43,7 +43,7 @@ class _Machine:
         self.code, self.latency = job.code.tolist(), job.latency.tolist()
         self.bundles = [Bundle.of(row) for row in job.bundles.tolist()]
         self.expressions, self.mbarriers = job.expressions.tolist(), job.mbarriers.tolist()
-        self.per_cta = len(job.warp_start)
+        self.per_cta, self.warpgroups = len(job.warp_start), warpgroups(job.warp_start).tolist()
         self.chip = ChipMemory(job) if job.l2 is not None else None
         self.follows: dict[int, int] = {}  # the CTA after each in a persistent slot
         warps = job.sms * job.slots * self.per_cta
@@ -221,6 +221,7 @@ class _Cta:
     def __init__(self, machine: _Machine, slot: int) -> None:
         self.machine, self.slot = machine, slot
         self.named: dict[int, NamedBarrier] = {}
+        self.gathered: dict[int, Waiting] = {}  # warps of each warpgroup that have come to their next products
         self.mbarriers = [[Mbarrier(count) for _ in range(stages)] for _, count, stages in machine.mbarriers]
         self.tiles: dict[int, Tile] = {}
         self.steps: dict[int, Callable[[Warp, list[int]], simpy.Event | None]] = {
@@ -290,10 +291,22 @@ class _Cta:
         """Issue one row of code, bundle by bundle."""
         quarter = self.machine.homes[warp.number]
         warp.row, warp.left, warp.done_bytes, warp.row_start = row, row[COUNT], 0, self.machine.clock.now
+        if not warp.begun and self.machine.bundles[row[BUNDLE]].path == WGMMA and (others := self.gather(warp)) is not None:
+            yield others
         while warp.left:
             quarter.ask(warp)
             assert warp.served is not None
             yield warp.served
+
+    def gather(self, warp: Warp) -> simpy.Event | None:
+        """The warp comes to a group's first product; what it waits for where others of its warpgroup have not."""
+        machine = self.machine
+        first, last = machine.warpgroups[warp.lane]
+        waiting = self.gathered.setdefault(first, [])
+        if len(waiting) + 1 < last - first:
+            return machine.hold(warp, waiting)
+        machine.release(waiting, machine.clock.now, STALL_BARRIER)
+        return None
 
     # --- one row each; the event, if any, is what the warp waits for ---
 
