@@ -19,11 +19,11 @@ Global warp number = (sm * slots + slot) * warps + warp. A resumed warp runs its
   the last of them is (a copy's landing time is known when it is issued). Waiters resume MBARRIER ticks after that; one lane of
   a warp (``arg`` = 1) that was not told at once LANE ticks later still.
 * A product (path WGMMA) queues at its sub-partition's tensor pipe in the order of issue; its warp goes on after ``gap``. A warp
-  asks for a group's first product once all warps of its warpgroup (:func:`warpgroups`) have come to theirs; the last goes on,
-  the others resume at that tick. A product is not issued while ``product_queue`` others, whichever warp's, are not done. Of warps
-  that wait with a product those go first whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for groups to be done.
-  While a product runs, other bundles of that sub-partition cost what the ``beside`` columns say, at the shared-memory port too,
-  and those of FMA class hold up by ``delay`` all products that are not done.
+  asks for a group's first product once all warps of its warpgroup (:func:`warpgroups`) have come to theirs; the last goes on, the
+  others resume at that tick. A product is not issued while ``product_queue`` others, whichever warp's, are not done. Of warps
+  that wait with a product and have its code, those go first whose group has begun. MMA_COMMIT closes a group, MMA_WAIT waits for
+  groups to be done. While a product runs, other bundles of that sub-partition cost what the ``beside`` columns say, at the
+  shared-memory port too, and those of FMA class hold up by ``delay`` all products that are not done.
 * A product of path TCGEN05 queues, first come first served, at the SM's tensor cores for ``result`` ticks; an MB_ARRIVE with
   ``arg`` = 1 counts when all products of its warp are done, PRODUCT ticks after the last.
 * A request of a block that ends with its tensor moves what there is of it.

@@ -72,12 +72,13 @@ def free_at(bundles: Any, kind: Any, quarters: Any, q: Any, code_at: Any) -> Any
 
 
 @part
-def yields(code: Any, bundles: Any, warps: Any, q: Any, w: Any, kind: Any) -> Any:
+def yields(code: Any, bundles: Any, warps: Any, q: Any, w: Any, kind: Any, t: Any) -> Any:
     """Whether a group's first product lets another warp's group go first that has begun and waits for a place."""
     if bundles[kind, BUNDLE_PATH] != WGMMA or warps[w, BEGUN] == ISSUED:
         return False
     for v in range(q, warps.shape[0], QUARTERS):
-        if warps[v, BEGUN] == ISSUED and warps[v, READY] and bundles[code[warps[v, PC], 1], BUNDLE_PATH] == WGMMA:
+        asks = warps[v, BEGUN] == ISSUED and warps[v, READY] and warps[v, CODE_AT] <= t
+        if asks and bundles[code[warps[v, PC], 1], BUNDLE_PATH] == WGMMA:
             return True
     return False
 
@@ -156,7 +157,7 @@ def choose(code: Any, bundles: Any, warps: Any, quarters: Any, q: Any, t: Any) -
         if not warps[w, READY]:
             continue
         kind = code[warps[w, PC], 1]
-        if free_at(bundles, kind, quarters, q, warps[w, CODE_AT]) <= t and not yields(code, bundles, warps, q, w, kind):
+        if free_at(bundles, kind, quarters, q, warps[w, CODE_AT]) <= t and not yields(code, bundles, warps, q, w, kind, t):
             return w
     return -1
 

@@ -225,22 +225,11 @@ class _Cta:
         self.mbarriers = [[Mbarrier(count) for _ in range(stages)] for _, count, stages in machine.mbarriers]
         self.tiles: dict[int, Tile] = {}
         self.steps: dict[int, Callable[[Warp, list[int]], simpy.Event | None]] = {
-            Opcode.WAIT_SCOREBOARD: self.wait,
-            Opcode.WAIT_GROUP: self.wait,
-            Opcode.DEPEND: self.wait,
-            Opcode.MMA_WAIT: self.wait,
-            Opcode.COMMIT: self.commit,
-            Opcode.MMA_COMMIT: self.mma_commit,
-            Opcode.BARRIER: self.sync,
-            Opcode.NAMED_ARRIVE: self.arrive,
-            Opcode.MB_ARRIVE: self.mbarrier_arrive,
-            Opcode.MB_WAIT: self.mbarrier_wait,
-            Opcode.ADVANCE: self.advance,
-            Opcode.TILE: self.tile,
-            Opcode.LOOP: self.loop,
-            Opcode.END: self.end,
-            Opcode.SKIP_IF_NEGATIVE: self.skip,
-        }
+            Opcode.WAIT_SCOREBOARD: self.wait, Opcode.WAIT_GROUP: self.wait, Opcode.DEPEND: self.wait, Opcode.MMA_WAIT: self.wait,
+            Opcode.COMMIT: self.commit, Opcode.MMA_COMMIT: self.mma_commit, Opcode.BARRIER: self.sync, Opcode.LOOP: self.loop,
+            Opcode.NAMED_ARRIVE: self.arrive, Opcode.MB_ARRIVE: self.mbarrier_arrive, Opcode.MB_WAIT: self.mbarrier_wait,
+            Opcode.ADVANCE: self.advance, Opcode.TILE: self.tile, Opcode.END: self.end, Opcode.SKIP_IF_NEGATIVE: self.skip,
+        }  # fmt: skip
 
     # --- tiles ---
 
@@ -300,8 +289,7 @@ class _Cta:
 
     def gather(self, warp: Warp) -> simpy.Event | None:
         """The warp comes to a group's first product; what it waits for where others of its warpgroup have not."""
-        machine = self.machine
-        first, last = machine.warpgroups[warp.lane]
+        machine, (first, last) = self.machine, self.machine.warpgroups[warp.lane]
         waiting = self.gathered.setdefault(first, [])
         if len(waiting) + 1 < last - first:
             return machine.hold(warp, waiting)

@@ -345,7 +345,8 @@ class SubPartition:
         """The first product of a group lets another warp's group go first that has begun and waits for a place."""
         if not self._multiplies(warp) or warp.begun:
             return False
-        return any(other.ready and other.begun and self._multiplies(other) for other in self.members)
+        now = self.clock.now
+        return any(other.ready and other.begun and other.code_at <= now and self._multiplies(other) for other in self.members)
 
     def take(self, bundle: Bundle, now: int) -> Cost:
         """Hold the port and the bundle's pipes; what that costs, which depends on whether a product runs."""
