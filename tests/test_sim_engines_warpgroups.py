@@ -39,7 +39,7 @@ def test_warpgroups_are_a_roles_warps_by_fours() -> None:
 
 def test_no_warp_begins_a_product_before_the_last_of_its_warpgroup() -> None:
     waited = both(beside_a_busy_warp()).stalls[0, :QUARTERS, STALL_BARRIER]
-    assert waited.tolist() == [0, *[round(LATE * H200.pipe.ex2 * TICKS_PER_CYCLE)] * 3]  # the one that shares its MUFU is the last
+    assert waited.tolist() == [0, *[round(LATE * H200.pipe.ex2 * TICKS_PER_CYCLE)] * 3]  # the last one shares its MUFU
 
 
 def test_without_products_they_do_not_wait_for_each_other() -> None:
