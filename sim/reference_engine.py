@@ -289,11 +289,10 @@ class _Cta:
 
     def gather(self, warp: Warp) -> simpy.Event | None:
         """The warp comes to a group's first product; what it waits for where others of its warpgroup have not."""
-        machine, (first, last) = self.machine, self.machine.warpgroups[warp.lane]
-        waiting = self.gathered.setdefault(first, [])
-        if len(waiting) + 1 < last - first:
-            return machine.hold(warp, waiting)
-        machine.release(waiting, machine.clock.now, STALL_BARRIER)
+        first, last = self.machine.warpgroups[warp.lane]
+        if len(waiting := self.gathered.setdefault(first, [])) + 1 < last - first:
+            return self.machine.hold(warp, waiting)
+        self.machine.release(waiting, self.machine.clock.now, STALL_BARRIER)
         return None
 
     # --- one row each; the event, if any, is what the warp waits for ---
