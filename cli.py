@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_options import as_json, problem_options
+from .cli_options import as_json, problem_options, say
 from .model.named import guess
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def trace(schedule: str, output: Path, limit: int, blocks: int | None, **options
         raise ValueError(f"cannot write {output}: {reason}; choose another path for -o") from None
     for note in laid.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(f"{output}: {len(laid.events)} events; open it in ui.perfetto.dev")
+    say(f"{output}: {len(laid.events)} events; open it in ui.perfetto.dev")
 
 
 @main.command()
@@ -368,7 +368,7 @@ def _working(what: str, about_s: float | None = None) -> Iterator[None]:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
+    say(json.dumps(value, indent=2))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from . import cli
-from .cli_options import SET
+from .cli_options import SET, say
 
 
 @click.command()
@@ -24,7 +24,7 @@ def gpus(name: str | None, toml: bool) -> None:
         render.gpu_list([load_gpu(each) for each in GPUS])
     elif toml:
         load_gpu(name)
-        click.echo(render.chip_file(chip_text(name).decode()), nl=False)
+        say(render.chip_file(chip_text(name).decode()), end="")
     else:
         render.gpu_numbers(load_gpu(name))
 
@@ -61,7 +61,7 @@ def schedules(
     chip = gpu or cli._home(chosen, attention)
     programs = lowered(chosen, load_gpu(chip), attention)
     render.schedule_fields(chosen)
-    click.echo(f"\n{attention.label} on {chip}:")
+    say(f"\n{attention.label} on {chip}:")
     for program in programs:
-        click.echo(f"\n{program}")
+        say(f"\n{program}")
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from . import cli
-from .cli_options import PASS, SET, as_json
+from .cli_options import PASS, SET, as_json, say
 from .model.attention import Attention
 from .model.gpu import GPU
 from .model.schedule import Schedule
@@ -69,10 +69,10 @@ def check(schedule: str, why: bool, trace: Path | None, as_json: bool, **options
     told: set[str] = set()
     for verdict in () if as_json else verdicts:
         first = not told & {finding.sentence for finding in verdict.findings[:1]}
-        click.echo(verdict if first else f"{verdict.sentence.partition(';')[0]}, with the same first")
+        say(str(verdict) if first else f"{verdict.sentence.partition(';')[0]}, with the same first")
         told |= {finding.sentence for finding in verdict.findings}
         for order in verdict.orders:
-            click.echo(f"  {order.buffer}: {order.later} after {order.earlier}, by {order.by or 'the program order of its warp'}")
+            say(f"  {order.buffer}: {order.later} after {order.earlier}, by {order.by or 'the program order of its warp'}")
     for reason in dict.fromkeys(refused):
         click.echo(f"note: not all problems were checked: {reason}", err=True)
     if trace is not None:

@@ -55,7 +55,7 @@ def accuracy(markdown: bool, as_json: bool) -> None:
     if as_json:
         cli._print_json(rows)
     elif markdown:
-        click.echo(measured.markdown(rows))
+        say(measured.markdown(rows))
     else:
         render_lineage.accuracy(rows)
 

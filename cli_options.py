@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import click
@@ -41,3 +42,11 @@ def problem_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+
+def say(text: str, *, end: str = "\n") -> None:
+    """Print on stdout, by lines. Raises OSError where not all of it could be written: of a long text that is written at once
+    (``print``, ``click.echo``) Python's buffer drops what a full disk did not take, and tells nobody."""
+    for line in (text + end).splitlines(keepends=True):
+        sys.stdout.write(line)
+    sys.stdout.flush()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import cli
-from .cli_options import problem_options
+from .cli_options import problem_options, say
 
 if TYPE_CHECKING:
     from .sim.predict import Result
@@ -70,7 +70,7 @@ def _write(text: str, output: Path) -> None:
         write_page(text, output)
     except OSError as error:
         raise ValueError(f"cannot write {output}: {_reason(error)}; choose another path for -o") from None
-    click.echo(f"{output}: {len(text) / 1e6:.1f} MB; open it in a browser")
+    say(f"{output}: {len(text) / 1e6:.1f} MB; open it in a browser")
 
 
 def _report_schedules(names: tuple[str, ...], output: Path, options: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ def plot(schedule: str, output: Path, kernel: str | None, start: float | None, e
             )
     except OSError as error:
         raise ValueError(f"cannot write {output}: {_reason(error)}; choose another path for -o") from None
-    click.echo(f"{output}: {laid.kernel}, cycles {laid.view[0]:,.0f} to {laid.view[1]:,.0f}")
+    say(f"{output}: {laid.kernel}, cycles {laid.view[0]:,.0f} to {laid.view[1]:,.0f}")
 
 
 @click.command()
@@ -138,7 +138,7 @@ def view(file: Path, port: int, no_open: bool) -> None:
 
     with trace_server(file, port) as server:
         address = f"http://127.0.0.1:{server.server_port}"
-        click.echo(f"{file} is at {address}; Ctrl-C ends it")
+        say(f"{file} is at {address}; Ctrl-C ends it")
         sys.stdout.flush()
         if not no_open:
             webbrowser.open_new_tab(address)

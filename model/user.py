@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Mapping
@@ -114,6 +115,10 @@ def _has_both(cls: type[Any]) -> bool:
 def _checked(path: Path, made: object, what: str) -> Schedule:
     if not isinstance(made, Schedule) or not callable(made.lower):
         raise ValueError(f"{path}: {what} is a {type(made).__name__} without name or lower(gpu, attention): add what is missing")
+    try:
+        inspect.signature(made.lower).bind(None, None)
+    except TypeError as error:
+        raise ValueError(f"{path}: {what}.lower cannot be called as lower(gpu, attention): {error}") from None
     if not isinstance(made.name, str) or not made.name:
         raise ValueError(f"{path}: {what} has the name {made.name!r}; it must be text")
     return made

@@ -16,7 +16,7 @@ from ..model.rows import ARG, OPCODE, tabulated
 # isort: off
 from .engine import (
     BUNDLE_COLUMNS, COPY_GROUPS, DELAY, FIRST_BESIDE, FIRST_PIPE, GAP, GAP_BESIDE, GROUPS, INSTRUCTIONS_OF, Job, PATH, PORT,
-    PORT_BESIDE, RESULT, SMEM, SMEM_BESIDE, SPILL, SharedL2, TICKS_PER_CYCLE, TMEM, ticks,
+    PORT_BESIDE, RESULT, SMEM, SMEM_BESIDE, SPILL, SharedL2, TICKS_PER_CYCLE, TMEM, WARPGROUP, ticks,
 )  # fmt: skip
 # isort: on
 
@@ -114,11 +114,13 @@ def _costs(kind: Instruction, gpu: GPU) -> tuple[int, int, int, int]:
 
 
 def _product(row: IntArray, kind: Instruction, gpu: GPU) -> None:
-    """One k-step of a warpgroup product: the tensor pipe for its columns, the warp for its own issue."""
+    """One k-step of a warpgroup product: the tensor pipe for its columns, or for as long as its operands take from shared memory
+    (of which each of its four warps counts a quarter), the warp for its own issue."""
     if gpu.wgmma is None:
         raise ValueError(f"{kind.sass} needs warpgroup products (wgmma), and {gpu.name} has none: choose another schedule or gpu")
     tensor = PIPES.index("tensor")
-    held = ticks(kind.columns * gpu.wgmma.cycles_per_column)
+    operands = kind.smem_bytes * WARPGROUP / gpu.smem.bytes_per_clk
+    held = max(ticks(kind.columns * gpu.wgmma.cycles_per_column), ticks(operands))
     row[PORT] = row[PORT_BESIDE] = ticks(1)
     row[GAP] = row[GAP_BESIDE] = ticks(1)
     row[RESULT] = ticks(gpu.wgmma.wait_register_cycles if kind.from_register else gpu.wgmma.wait_cycles)
@@ -171,7 +173,8 @@ def make_job(
     sizes = [tensor.block_sizes() for tensor in program.tensors]
     numbers = np.array([len(each) for each in sizes], np.int64)
     code = stretches(program)
-    share = gpu.fetch.bytes_per_clk / gpu.sm.count / INSTRUCTION_BYTES
+    fetching = min(int(gpu.sm.count), len(program.tiles))  # SMs without a CTA ask for nothing
+    share = gpu.fetch.bytes_per_clk / fetching / INSTRUCTION_BYTES
     fetched = [(n, ticks(n / share)) for n in code.sizes] if code.total_bytes > gpu.fetch.cache_bytes else []
     return Job(
         code=program.code,

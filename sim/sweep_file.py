@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ from typing import Any
 from .explore import RESULTS, STATUSES, Row, Sweep, candidate, column, row_of
 from .extras import extra
 from .space import PROBLEM, Axis, Steps, word
+
+LOG = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 2.0
 SAVE_SHARE = 20  # at most about 1/20 of the time goes into saving
@@ -49,9 +52,11 @@ class SweepFile:
     replace: bool = False
     trouble: str = field(default="", init=False)
     _next: float = field(default=0.0, init=False)
+    _seen: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         _arrow()
+        self._seen = self._there()
         if trouble := self._refused():
             raise ValueError(f"cannot write {self.path}: {trouble}; choose another path for -o")
         if not self.path.exists():
@@ -73,6 +78,14 @@ class SweepFile:
             return (error.strerror or str(error)).lower()
         return ""
 
+    def _there(self) -> tuple[int, int] | None:
+        """What tells the file on disk from another at the same path; None where there is none."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     @property
     def _temporary(self) -> Path:
         return self._target.with_name(f".{self._target.name}.{os.getpid()}.tmp")
@@ -83,8 +96,14 @@ class SweepFile:
         return self.path.resolve()
 
     def save(self, rows: Iterable[Row]) -> bool:
-        """Replace the file by ``rows``. False where that failed: ``trouble`` says why, and the old file is as it was."""
+        """Replace the file by ``rows``. False where that failed: ``trouble`` says why, and the old file is as it was.
+
+        Where another process has written the file meanwhile, rows go to one beside it from now on, and ``path`` names that.
+        """
         began = time.monotonic()
+        if self._there() not in (None, self._seen):
+            taken, self.path = self.path, self.path.with_stem(f"{self.path.stem}-{os.getpid()}")
+            LOG.warning("another process has written %s meanwhile; rows go to %s", taken, self.path)
         temporary = self._temporary
         try:
             content = self._content(sorted(rows, key=candidate))
@@ -93,7 +112,7 @@ class SweepFile:
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(temporary, self._target)
-            self.trouble = ""
+            self.trouble, self._seen = "", self._there()
         except OSError as error:
             self.trouble = (error.strerror or str(error)).lower()
         finally:

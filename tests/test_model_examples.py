@@ -148,3 +148,10 @@ def test_a_file_that_ends_the_program_is_a_sentence(where: str, tmp_path: Path) 
     ends = {"the file": f"{path} line 2: SystemExit: 3", "lower": "a ends the program in lower(gpu, attention): raise ValueError"}
     assert result.stderr.startswith(f"flashsim: {ends[where]}")
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_schedule_that_cannot_be_called_says_how_it_must_be(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("class Mine:\n    name = 'mine'\n\n    def lower(self):\n        return ()\n")
+    with pytest.raises(ValueError, match=r"Mine\.lower cannot be called as lower\(gpu, attention\)"):
+        load(path)

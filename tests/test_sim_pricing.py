@@ -14,6 +14,7 @@ from flashsim.model.gpu import load_gpu
 from flashsim.model.instructions import INSTRUCTIONS
 from flashsim.model.rows import tabulated
 from flashsim.model.schedules import SCHEDULES, get_schedule
+from flashsim.sim.predict import simulate
 from flashsim.sim.pricing import at_clock, make_job
 from flashsim.sim.residency import Residency
 
@@ -44,3 +45,20 @@ def test_bundles_as_a_table_hold_what_they_hold(name: str) -> None:
     assert set(names) <= INSTRUCTIONS.keys()
     assert [{n: int(c) for n, c in zip(names, row, strict=True) if c} for row in counts] == [dict(b) for b in bundles]
     assert not counts.flags.writeable
+
+
+def test_a_slower_shared_memory_port_holds_a_warpgroups_products_up() -> None:
+    """At 128 bytes a cycle operands of 64 columns and more come in time (measured from 64 on); at 16 they do not."""
+    problem, usual = Attention(batch=1, heads_q=4, seqlen_q=1024, head_dim=128), load_gpu("h100")
+    slow = usual.replace_number("smem.bytes_per_clk", 16.0)
+    fast, held = (simulate(get_schedule("fa3"), gpu, problem, clock="boost") for gpu in (usual, slow))
+    assert held.cycles > 2 * fast.cycles
+    assert held.units["smem"] <= 1
+
+
+def test_sms_without_a_cta_take_no_code_from_the_others() -> None:
+    problem, usual = Attention(batch=1, heads_q=1, seqlen_q=128, head_dim=128), load_gpu("h100")
+    wide = usual.replace_number("sm.count", 264)
+    assert simulate(get_schedule("fa2"), wide, problem).launches[0].job.stretch_size.tolist() == [
+        size.tolist() for size in simulate(get_schedule("fa2"), usual, problem).launches[0].job.stretch_size
+    ]

@@ -212,3 +212,17 @@ def test_a_full_disk_costs_the_file_not_the_table(tmp_path: Path) -> None:
     )
     assert [p.name for p in tmp_path.iterdir()] == ["sweep.parquet"]
     assert out.read_bytes() == before
+
+
+def test_two_sweeps_that_begin_at_once_on_one_file_both_keep_their_rows(
+    tmp_path: Path, grid: list[Row], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, sweep = tmp_path / "sweep.parquet", sweep_of(*GRID)
+    first, second = (SweepFile(path=path, sweep=sweep, planned=len(grid)) for _ in range(2))
+    assert first.save(grid)
+    assert second.save(grid[:1])
+    assert second.path != path
+    assert f"rows go to {second.path}" in caplog.text
+    assert first.save(grid[:2])
+    assert second.save(grid)
+    assert [len(read_rows(file.path, sweep)) for file in (first, second)] == [2, len(grid)]

@@ -303,3 +303,11 @@ def test_a_file_of_bad_rows_alone_has_no_errors_to_average(tmp_path: Path) -> No
     summary = crosscheck(write(tmp_path, {**SMALL, "gpu": "h300"}))["summary"]
     assert (summary["ok"], summary["skipped"], summary["kernel"]) == (0, 1, {})
     assert "overall" not in summary
+
+
+def test_an_absurd_cell_stops_no_other_row(tmp_path: Path, small: Any) -> None:
+    report = crosscheck(write(tmp_path, SMALL, SMALL | {"ms": "1e17"}, SMALL | {"ms": "1e-300"}))
+    good, *absurd = report["rows"]
+    assert good["status"] == "ok"
+    reasons = [f"ms is {text}, which nothing can have taken; check its unit" for text in ("1e17", "1e-300")]
+    assert [row["reason"] for row in absurd] == reasons

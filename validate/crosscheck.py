@@ -35,6 +35,7 @@ from .verdict import Prediction, prediction, verdict
 SHAPE = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
 NEEDED = ("gpu", "kernel", "batch", "heads_q", "seqlen_q", "head_dim")
 MEASURES = ("ms", "tflops", "cycles")
+MOST = 1e12  #: of a measure, and its inverse the least: 30 years in ms, minutes in cycles
 #: Names that papers give to a switched-off part of a schedule (why FA3's 582 has no ping-pong either: model/README.md).
 SWITCH_NAMES = {"no_intra_overlap": "intra_overlap=false;pingpong=false", "no_warp_specialization": "warp_specialization=false"}
 WORDS = {"true": True, "false": False, "none": None}
@@ -207,6 +208,9 @@ def _measured(cells: Mapping[str, str], attention: Attention) -> dict[str, float
     ms, tflops, cycles = (_positive(cells, name) for name in MEASURES)
     if ms is None and tflops is None and cycles is None:
         raise ValueError("ms, tflops and cycles are all blank; give one to compare with")
+    for name, value in zip(MEASURES, (ms, tflops, cycles), strict=True):
+        if value is not None and not 1 / MOST <= value <= MOST:
+            raise ValueError(f"{name} is {cells[name]}, which nothing can have taken; check its unit")
     flops = attention.flops("paper")
     if ms is None and tflops is not None:
         ms = flops / tflops / 1e9
