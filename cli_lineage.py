@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import click
 
 from . import cli
-from .cli_options import as_json
+from .cli_options import as_json, say
 
 
 @click.command()
@@ -24,11 +24,11 @@ def lineage(with_ideas: bool, names: tuple[str, ...], gpus: tuple[str, ...], as_
     asked = with_ideas or bool(names)
     if gpus and not asked:
         raise ValueError("--gpu chooses chips for --ideas; each generation's row has a chip of its own: add --ideas")
-    with _progress("predicting the lineage") as say:
+    with _progress("predicting the lineage") as tell:
         if asked:
-            rows = cli._validate("ideas").ideas(names, gpus, progress=say)
+            rows = cli._validate("ideas").ideas(names, gpus, progress=tell)
         else:
-            rows = cli._validate("lineage").lineage(progress=say)
+            rows = cli._validate("lineage").lineage(progress=tell)
     if as_json:
         cli._print_json(rows)
     elif asked:
@@ -50,8 +50,8 @@ def accuracy(markdown: bool, as_json: bool) -> None:
     if markdown and as_json:
         raise ValueError("--markdown and --json are two forms of one table; give one")
     measured = cli._validate("accuracy")
-    with _progress("predicting") as say:
-        rows = measured.accuracy(progress=say)
+    with _progress("predicting") as tell:
+        rows = measured.accuracy(progress=tell)
     if as_json:
         cli._print_json(rows)
     elif markdown:

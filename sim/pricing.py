@@ -173,8 +173,7 @@ def make_job(
     sizes = [tensor.block_sizes() for tensor in program.tensors]
     numbers = np.array([len(each) for each in sizes], np.int64)
     code = stretches(program)
-    fetching = min(int(gpu.sm.count), len(program.tiles))  # SMs without a CTA ask for nothing
-    share = gpu.fetch.bytes_per_clk / fetching / INSTRUCTION_BYTES
+    share = gpu.fetch.bytes_per_clk / gpu.sm.count / INSTRUCTION_BYTES
     fetched = [(n, ticks(n / share)) for n in code.sizes] if code.total_bytes > gpu.fetch.cache_bytes else []
     return Job(
         code=program.code,

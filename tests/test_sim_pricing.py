@@ -54,11 +54,3 @@ def test_a_slower_shared_memory_port_holds_a_warpgroups_products_up() -> None:
     fast, held = (simulate(get_schedule("fa3"), gpu, problem, clock="boost") for gpu in (usual, slow))
     assert held.cycles > 2 * fast.cycles
     assert held.units["smem"] <= 1
-
-
-def test_sms_without_a_cta_take_no_code_from_the_others() -> None:
-    problem, usual = Attention(batch=1, heads_q=1, seqlen_q=128, head_dim=128), load_gpu("h100")
-    wide = usual.replace_number("sm.count", 264)
-    assert simulate(get_schedule("fa2"), wide, problem).launches[0].job.stretch_size.tolist() == [
-        size.tolist() for size in simulate(get_schedule("fa2"), usual, problem).launches[0].job.stretch_size
-    ]
