@@ -15,7 +15,7 @@ from flashsim.validate.crosscheck import read_rows, understand
 
 FILES = sorted({entry.file for entry in ENTRIES})
 #: A sum's worst row by hand: errors of +1, -4 and +3 %.
-ERRORS = [(1.0, "short"), (-4.0, "long"), (3.0, "wide")]
+ERRORS = [{"error_pct": error, "label": label} for error, label in ((1.0, "short"), (-4.0, "long"), (3.0, "wide"))]
 
 
 @pytest.mark.parametrize("file", FILES)

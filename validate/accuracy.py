@@ -6,17 +6,16 @@ is left out for its error: those that no entry names are backward passes and ker
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ..model.gpu import load_gpu
-from ..model.schedules import get_schedule
 from ..sim.predict import simulate
 from .crosscheck import crosscheck, read_rows, understand
+from .summary import errors_of
 
 DATA = Path(str(resources.files("flashsim.validate"))) / "data"
 Cells = Mapping[str, str]
@@ -156,24 +155,24 @@ def accuracy(*, jobs: int | None = None, progress: Callable[[str], None] = lambd
         reports = [report for report in crosscheck(DATA / file, jobs=jobs)["rows"] if report["status"] == "ok"]
         for entry in (entry for entry in ENTRIES if entry.file == file):
             mine = [report for report in reports if entry.keep(cells[report["line"]])]
-            found.append((ENTRIES.index(entry), _summed(entry, [(report["error_pct"], report["label"]) for report in mine])))
+            found.append((ENTRIES.index(entry), _summed(entry, mine)))
     progress(SETTLED[0])
     return [row for _, row in sorted(found, key=lambda pair: pair[0])] + [_clocks()]
 
 
-def _summed(entry: Entry, errors: list[tuple[float, str]]) -> dict[str, Any]:
-    sizes = [abs(error) for error, _ in errors]
-    mean, (worst, row) = statistics.fmean(sizes), max(errors, key=lambda pair: abs(pair[0]))
-    targets = [(mean, entry.mean_target), (abs(worst), entry.worst_target)]
+def _summed(entry: Entry, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """``reports``: error_pct and label of each row."""
+    errors, worst = errors_of(reports), max(reports, key=lambda report: abs(report["error_pct"]))
+    targets = [(errors["mean_abs_error_pct"], entry.mean_target), (errors["max_abs_error_pct"], entry.worst_target)]
     asked = [figure <= target for figure, target in targets if target is not None]
     return {
         "what": entry.what,
         "file": entry.file,
-        "rows": len(errors),
-        "mean_abs_pct": mean,
-        "bias_pct": statistics.fmean(error for error, _ in errors),
-        "worst_pct": worst,
-        "worst_row": row,
+        "rows": errors["n"],
+        "mean_abs_pct": errors["mean_abs_error_pct"],
+        "bias_pct": errors["bias_pct"],
+        "worst_pct": worst["error_pct"],
+        "worst_row": worst["label"],
         "mean_target": entry.mean_target,
         "worst_target": entry.worst_target,
         "met": all(asked) if asked else None,
@@ -183,15 +182,16 @@ def _summed(entry: Entry, errors: list[tuple[float, str]]) -> dict[str, Any]:
 def _clocks() -> dict[str, Any]:
     """Clocks at which FA2 and FA3 settle: what the power limit leaves them."""
     entry = Entry(what="H200 FA2 and FA3, settled SM clock", file=SETTLED[0], keep=_as_released)
-    errors = []
+    reports = []
     for row in (row for file in SETTLED for row in read_rows(DATA / file)):
         if row.cells["kernel"] in ("fa2", "fa3") and entry.keep(row.cells):
             known = understand(row, gpu=None, engine="fast")
             if known.case is None:
                 raise ValueError(f"{row.label}, line {row.line}: {known.reason}")
-            result = simulate(get_schedule(row.cells["kernel"]), load_gpu(known.case.gpu), known.case.attention)
-            errors.append((100 * (result.clock_mhz / float(row.cells["sm_clock_mhz"]) - 1), known.label))
-    return _summed(entry, errors)
+            result = simulate(known.case.schedule, load_gpu(known.case.gpu), known.case.attention)
+            error = 100 * (result.clock_mhz / float(row.cells["sm_clock_mhz"]) - 1)
+            reports.append({"error_pct": error, "label": known.label})
+    return _summed(entry, reports)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

@@ -15,12 +15,12 @@ def summarize(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     skipped = [report for report in reports if report["status"] == "skipped"]
     summary: dict[str, Any] = {"ok": len(good), "skipped": len(skipped)}
     if good:
-        summary["overall"] = _errors(good)
+        summary["overall"] = errors_of(good)
     for keys in (*((name,) for name in GROUPS), GROUPS):
         groups: dict[str, list[Mapping[str, Any]]] = {}
         for report in good:
             groups.setdefault(" ".join(str(report[key]) for key in keys), []).append(report)
-        summary["/".join(keys)] = {name: _errors(groups[name]) for name in sorted(groups)}
+        summary["/".join(keys)] = {name: errors_of(groups[name]) for name in sorted(groups)}
     reasons: dict[str, dict[str, int]] = {}
     for report in skipped:
         reasons.setdefault(report["reason"], {"n": 0, "first_line": report["line"]})["n"] += 1
@@ -34,12 +34,13 @@ def grouped(reports: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[t
     for report in reports:
         groups.setdefault(tuple(report[key] for key in keys), []).append(report)
     return [
-        (values, {**_errors(groups[values]), "worst": max(groups[values], key=lambda report: abs(report["error_pct"]))})
+        (values, {**errors_of(groups[values]), "worst": max(groups[values], key=lambda report: abs(report["error_pct"]))})
         for values in sorted(groups)
     ]
 
 
-def _errors(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def errors_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Number of rows that were predicted; of their errors in %: mean, median and largest size, and the mean with its sign."""
     errors = [float(report["error_pct"]) for report in reports]
     sizes = [abs(error) for error in errors]
     return {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..model.gpu import GPU
 from ..sim.clock import TENSOR_ACTIVE, highest_mhz, tensor_share
 from ..sim.limiter import UNIT_WORDS
-from ..sim.predict import Result
+from ..sim.predict import Result, peak_flops
 
 CLOSE_PCT = 10.0
 #: A word of ``Result.limiter`` -> what would make the measured kernel slower than that limit.
@@ -55,7 +55,7 @@ def prediction(result: Result, gpu: GPU, cap_mhz: float) -> Prediction:
 
 def peak_tflops(gpu: GPU, dtype: str) -> float:
     """Dense tensor peak of the datasheet; FP8 has twice the rate of 16 bits."""
-    return float(gpu.sm.count * gpu.sm.tensor_flop_per_clk * gpu.clock.tensor_peak_mhz) / 1e6 * (2 if dtype == "fp8" else 1)
+    return peak_flops(gpu, float(gpu.clock.tensor_peak_mhz)) / 1e12 * (2 if dtype == "fp8" else 1)
 
 
 def _bounds(result: Result, gpu: GPU, cap_mhz: float) -> dict[str, Bound]:
